@@ -1,0 +1,48 @@
+"""The key and value tensors of one stack: made once, written by passes, compacted along an accepted path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PageSpec:
+    """Shape of one layer's keys and values: heads and their sizes (values may be of another size)."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class Pages:
+    """Keys and values of every layer of one stack, by slot.
+
+    Attributes:
+        keys, values: per layer (S, Hkv, D), float32 or bfloat16.
+    """
+
+    def __init__(self, layers: list[PageSpec], num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_slots = num_slots
+        # Zeros, not empty: a slot that was never written may be read under a mask, and 0 * NaN is NaN.
+        self.keys = [
+            torch.zeros(num_slots, spec.num_kv_heads, spec.key_dim, dtype=dtype, device=device) for spec in layers
+        ]
+        self.values = [
+            torch.zeros(num_slots, spec.num_kv_heads, spec.value_dim, dtype=dtype, device=device) for spec in layers
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
+    def compact(self, source: list[int], target: list[int]) -> None:
+        """Move the entries of slots `source` to slots `target` in every layer; the two may overlap."""
+        if not source:
+            return
+        src = torch.tensor(source, device=self.keys[0].device)
+        dst = torch.tensor(target, device=self.keys[0].device)
+        for pages in (*self.keys, *self.values):
+            pages[dst] = pages[src]  # the right side is gathered before anything is written

@@ -1,0 +1,97 @@
+"""What can be set: one frozen dataclass; unknown keys refuse and name the nearest known one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ConfigError
+from outrider.registry import DRAFTERS, nearest
+
+DTYPES = ("auto", "float32", "bfloat16", "packed")
+ACCEPTANCE = ("match", "rejection")
+
+
+def cache_folder() -> Path:
+    """Where fetched models and built kernels are kept: `OUTRIDER_CACHE`, else `~/.cache/outrider`."""
+    return Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything that shapes an engine; "auto" values are decided once by `engine/resolve`.
+
+    Attributes:
+        model: alias, folder, `.gguf` file or hub id of the target.
+        drafter: a name of the registry, "auto" or "none" (plain decoding). drafter_model: the small model's own name.
+        dtype: "float32", "bfloat16", "packed" (a quantised file's own bits), or "auto".
+        device: "cpu", "cuda", "cuda:1", ... or "auto". threads: CPU threads of the kernels (None: all).
+        depth: most levels of a draft tree, None leaves it to control. width: most siblings a level.
+        exit_layers: layers that `early_exit` runs (None: a third of the target's).
+        adaptive: control may choose any depth from 0 to `depth`; False drafts `depth` levels always.
+        acceptance: "match" (same seed, same text) or "rejection" (same law).
+        max_context: most positions of one request (None: the model's own). max_requests: most that run at once.
+        max_rows: most rows of one pass. num_slots: key-value slots (None: planned from memory).
+        block_size: slots a block. prefix_cache: reuse blocks of equal prefixes.
+        kernels: "auto", "native" or "plain".
+    """
+
+    model: str
+    drafter: str = "auto"
+    drafter_model: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    depth: int | None = None
+    width: int = 1
+    exit_layers: int | None = None
+    adaptive: bool = True
+    acceptance: str = "match"
+    max_context: int | None = None
+    max_requests: int = 64
+    max_rows: int = 512
+    num_slots: int | None = None
+    block_size: int = 16
+    prefix_cache: bool = True
+    kernels: str = "auto"
+    self_test: bool = True
+
+    def __post_init__(self) -> None:
+        def choose(name: str, choices: tuple[str, ...]) -> None:
+            value = getattr(self, name)
+            if value not in choices:
+                raise ConfigError(f"{name}={value!r} is unknown: {nearest(str(value), list(choices))}")
+
+        choose("dtype", DTYPES)
+        choose("acceptance", ACCEPTANCE)
+        choose("kernels", ("auto", "native", "plain"))
+        choose("drafter", ("auto", "none", *DRAFTERS))
+        for name, least in (
+            ("width", 1),
+            ("max_requests", 1),
+            ("max_rows", 1),
+            ("block_size", 1),
+            ("depth", 0),
+            ("exit_layers", 1),
+            ("max_context", 2),
+            ("num_slots", 1),
+            ("threads", 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ConfigError(f"{name}={value!r} is out of range: give a whole number of at least {least}")
+
+    @classmethod
+    def of(cls, **settings: Any) -> EngineConfig:
+        """Build from keywords; an unknown one is refused with the nearest known name.
+
+        Raises:
+            ConfigError: for an unknown key or a value out of range.
+        """
+        known = [f.name for f in fields(cls)]
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"unknown setting {name!r}: {nearest(name, known)}")
+        return cls(**settings)

@@ -1,0 +1,113 @@
+"""The verbs every kernel set speaks; each set (native CPU, plain PyTorch, Triton) is one implementation of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KeyIndex:
+    """Where each row of a flat batch finds its keys, in position order.
+
+    Row `t` belongs to request `request[t]` and attends to `length[t]` keys, at positions `0 .. length[t] - 1`. The key
+    at position `x` lies in slot `tables[request[t], x // block_size] * block_size + x % block_size` while
+    `x < linear[t]`, and in slot `tails[t, x - linear[t]]` from there on (a tree node's own path, itself included).
+
+    Attributes (all int32, contiguous, on the pass's device):
+        tables: (R, B). request: (T,). linear: (T,). tails: (T, D), D >= 1. length: (T,).
+    """
+
+    tables: Tensor
+    request: Tensor
+    linear: Tensor
+    tails: Tensor
+    length: Tensor
+    block_size: int
+
+
+class Linear(Protocol):
+    """Weights packed for one kernel set; `y = x @ w.T + bias`, accumulated in float32."""
+
+    kind: str
+    """"float32", "bfloat16", "q4" (32-groups, scale and minimum) or "q8" (32-groups, scale)."""
+    in_features: int
+    out_features: int
+    nbytes: int
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x: (T, K) float32 -> (T, N) float32; `residual` (T, N) is added last."""
+
+
+class Kernels(Protocol):
+    """One family of kernels under the invariance contract.
+
+    A row's result depends on that row alone: not on how many rows share the call, nor on where it stands.
+    Where a set cannot promise that at every width, `fixed_width` names the one width at which it can.
+    """
+
+    name: str
+    fixed_width: int | None
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """(N, K) float32 or bfloat16 -> Linear of the same kind."""
+
+    def pack_quantised(self, kind: str, quants: Tensor, scales: Tensor, minima: Tensor | None) -> Linear:
+        """quants: (N, K) uint8 in 0..15 for "q4", int8 for "q8"; scales, minima: (N, K // 32) float32.
+
+        "q4": w = scale * quant + minimum. "q8": w = scale * quant.
+        """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x: (T, H) float32, weight: (H,) float32 -> (T, H) float32."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """gate_up: (T, 2 * I) float32, gate first -> silu(gate) * up: (T, I) float32."""
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """As `silu_mul`, with gelu in its tanh form."""
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        num_heads: int,
+    ) -> Tensor:
+        """Rotate q and k by halves (as Llama) and write k, v into their slots.
+
+        qkv: (T, (Hq + 2 * Hkv) * D) float32; cos, sin: (P, D_rot // 2) float32 by position (D_rot <= D; the rest of a
+        head passes unrotated); positions, slots: (T,) int32; k_pages, v_pages: (S, Hkv, D) float32 or bfloat16
+        -> q: (T, Hq, D) float32.
+        """
+
+    def attention(
+        self,
+        q: Tensor,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        keys: KeyIndex,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """q: (T, Hq, D) float32, pages (S, Hkv, D) float32 or bfloat16 -> (T, Hq, D) float32.
+
+        A row at position p = length - 1 sees keys at positions > p - window. softcap c: c * tanh(s / c).
+        sinks: (Hq,) float32 logits that take part in the softmax and carry no value.
+        """
+
+    def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
+        """The keyed draw: argmax over v of `logits[t, v] / temperature[t] + gumbel(seed, sample, position, v)`.
+
+        logits: (T, V) float32 (-inf where forbidden); temperature: (T,) float32, 0 draws the plain argmax; seeds: (T,)
+        int64 (the bits of a uint64); samples, positions: (T,) int32 -> (T,) int64; ties go to the lowest id; -1 where a
+        row holds a NaN or nothing but -inf.
+        """

@@ -1,0 +1,79 @@
+"""What happened, in numbers only: one record a cycle, pooled for a request or a run; one record, many readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCycle:
+    """One request's part of a cycle: nodes drafted (in all, and the tree's depth) and tokens delivered."""
+
+    request_id: int
+    drafted: int
+    depth: int
+    delivered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One call of `step`: rows of the pass, what each decoding request drafted and got, seconds by part."""
+
+    rows: int
+    prefill_rows: int
+    cycles: tuple[RequestCycle, ...]
+    seconds_draft: float
+    seconds_verify: float
+    seconds_sample: float
+    seconds_total: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """Pooled counters of one request or of many; rates are quotients of sums, never means of means.
+
+    A cycle is a decode pass; the token that prefill yields belongs to none. In a cycle cut by an end, the last
+    delivered token counts as the drawn one, so `tau = 1 + accepted / cycles = (completion tokens - 1) / cycles`
+    holds exactly.
+    """
+
+    cycles: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    seconds_prefill: float = 0.0
+    seconds_draft: float = 0.0
+    seconds_verify: float = 0.0
+    seconds_sample: float = 0.0
+    seconds_total: float = 0.0
+
+    def count(self, drafted: int, delivered: int) -> None:
+        """Count one cycle that drafted `drafted` nodes and delivered `delivered >= 1` tokens."""
+        accepted = delivered - 1
+        self.cycles += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        while len(self.accepted_by_position) < accepted:
+            self.accepted_by_position.append(0)
+        for position in range(accepted):
+            self.accepted_by_position[position] += 1
+
+    def add(self, other: Tally) -> None:
+        """Pool another tally into this one."""
+        self.cycles += other.cycles
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        missing = len(other.accepted_by_position) - len(self.accepted_by_position)
+        self.accepted_by_position += [0] * max(0, missing)
+        for position, count in enumerate(other.accepted_by_position):
+            self.accepted_by_position[position] += count
+        self.seconds_prefill += other.seconds_prefill
+        self.seconds_draft += other.seconds_draft
+        self.seconds_verify += other.seconds_verify
+        self.seconds_sample += other.seconds_sample
+        self.seconds_total += other.seconds_total
+
+    @property
+    def tau(self) -> float | None:
+        """Mean accepted length, the target's own token included; None before the first cycle."""
+        return 1 + self.accepted / self.cycles if self.cycles else None

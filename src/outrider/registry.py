@@ -1,0 +1,51 @@
+"""A named table of lazy imports: the only place where a drafter's name is written."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from outrider.errors import ConfigError
+
+
+class Registry(Mapping[str, Any]):
+    """Names to objects, imported when first asked for.
+
+    Raises:
+        ConfigError: for an unknown name, naming the nearest known one.
+    """
+
+    def __init__(self, kind: str, entries: dict[str, str]) -> None:
+        self.kind = kind
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> Any:
+        path = self._entries.get(name)
+        if path is None:
+            raise ConfigError(f"unknown {self.kind} {name!r}: {nearest(name, self._entries)}")
+        module, _, attribute = path.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """`did you mean 'x'?` where something is close, else the list of all known names."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(sorted(known))}"
+
+
+DRAFTERS = Registry(
+    "drafter",
+    {
+        "ngram": "outrider.drafters.ngram:Ngram",
+        "small_model": "outrider.drafters.small_model:SmallModel",
+        "early_exit": "outrider.drafters.early_exit:EarlyExit",
+    },
+)

@@ -1,0 +1,210 @@
+"""What was asked and how far it has got: facts on the host, never a tensor."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+from outrider.errors import RequestError
+from outrider.record import Tally
+from outrider.registry import nearest
+
+
+class Automaton(Protocol):
+    """A grammar over tokens: the door through which masks reach every node of a tree.
+
+    States are hashable and immutable; `advance` never changes the automaton, so a tree may walk many paths at once.
+    """
+
+    def start(self) -> Any:
+        """The state before the first completion token."""
+
+    def advance(self, state: Any, token: int) -> Any:
+        """The state after `token`; only called with allowed tokens or tokens of a guess (then None: dead)."""
+
+    def allowed(self, state: Any) -> Sequence[int] | None:
+        """Allowed token ids in `state`, or None for all of them; never empty."""
+
+
+class LogprobsMode(enum.StrEnum):
+    RAW = "raw"
+    """The model's own law: log-softmax of its logits."""
+    WARPED = "warped"
+    """The law that was drawn from: after temperature, penalties, bias, masks, top-k, top-p and min-p."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is sampled; every field is honoured exactly at every position, or refused by name.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: keep the k most likely tokens (0: all). top_p: the smallest set of most likely tokens that holds this
+            mass. min_p: tokens at least this share as likely as the likeliest. Applied in this order after temperature.
+        repetition_penalty: over prompt and completion, as CTRL (arXiv:1909.05858). frequency_penalty,
+            presence_penalty: over the completion, as OpenAI defines them.
+        logit_bias: token id to a number added to its logit.
+        bad_words: token sequences that never appear in the completion.
+        min_tokens: end tokens and stop_token_ids are forbidden before this many.
+        max_tokens: at most this many completion tokens (None: to the end of the context).
+        stop: strings that end the text before themselves. stop_token_ids: tokens that end it, like the model's own.
+        seed: 0 <= seed < 2**64; drawn and returned where None. n: number of samples, with different noise.
+        logprobs: number of top alternatives reported a completion token (None: no logprobs at all).
+        prompt_logprobs: the same for the prompt's tokens.
+        speculation: False draws this request plainly. depth: at most this many levels for this request.
+        automaton: a grammar over tokens.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW
+    prompt_logprobs: int | None = None
+    speculation: bool = True
+    depth: int | None = None
+    automaton: Automaton | None = None
+
+    def __post_init__(self) -> None:
+        def refuse(name: str, rule: str) -> None:
+            raise RequestError(f"{name}={getattr(self, name)!r} is out of range: {rule}")
+
+        for name in ("temperature", "min_p", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                refuse(name, "give a finite number")
+        for name in ("top_k", "min_tokens", "n"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
+                refuse(name, "give a whole number")
+        for name in ("max_tokens", "logprobs", "prompt_logprobs", "seed", "depth"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                refuse(name, "give a whole number or leave it out")
+        if self.temperature < 0:
+            refuse("temperature", "0 is greedy, larger is more varied")
+        if self.top_k < 0:
+            refuse("top_k", "0 keeps all tokens, k > 0 keeps k")
+        if not 0 < self.top_p <= 1:
+            refuse("top_p", "it lies in (0, 1], 1 keeps all tokens")
+        if not 0 <= self.min_p <= 1:
+            refuse("min_p", "it lies in [0, 1], 0 keeps all tokens")
+        if self.repetition_penalty <= 0:
+            refuse("repetition_penalty", "it is above 0, 1 changes nothing")
+        if self.min_tokens < 0:
+            refuse("min_tokens", "it is at least 0")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            refuse("max_tokens", "it is at least 1")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            refuse("min_tokens", f"it cannot exceed max_tokens={self.max_tokens}")
+        if self.seed is not None and not 0 <= self.seed < 2**64:
+            refuse("seed", "it lies in 0 .. 2**64 - 1")
+        if self.n < 1:
+            refuse("n", "it is at least 1")
+        for name in ("logprobs", "prompt_logprobs", "depth"):
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                refuse(name, "it is at least 0")
+        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+            refuse("stop", "give a tuple of non-empty strings")
+        if not all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids):
+            refuse("stop_token_ids", "give token ids")
+        if not all(words and all(isinstance(t, int) and t >= 0 for t in words) for words in self.bad_words):
+            refuse("bad_words", "give non-empty sequences of token ids")
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, int) or token < 0 or math.isnan(bias) or bias == math.inf:
+                refuse("logit_bias", "map token ids to numbers")
+
+    @classmethod
+    def of(cls, **settings: Any) -> SamplingParams:
+        """Build from keywords; an unknown one is refused with the nearest known name.
+
+        Raises:
+            RequestError: for an unknown field or a value out of range.
+        """
+        known = [f.name for f in fields(cls)]
+        for name in settings:
+            if name not in known:
+                raise RequestError(f"unknown sampling field {name!r}: {nearest(name, known)}")
+        return cls(**settings)
+
+
+class Phase(enum.Enum):
+    WAITING = "waiting"
+    """Holds no slots (new, or preempted)."""
+    RUNNING = "running"
+    """Holds slots: prefilling while `num_pending > 1`, else decoding."""
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one delivered token, and of the likeliest alternatives `(token, logprob)`, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sample of one prompt on its way through the engine; only the scheduler and `settle` change it.
+
+    Attributes:
+        id: unique in its engine. seed, sample: with the output position, the whole key of its noise.
+        prompt: prompt token ids. output: delivered completion token ids.
+        end_ids: tokens that end it (the model's own unless ignore_eos, and stop_token_ids).
+        limit: at most this many completion tokens (max_tokens, cut to the context).
+    """
+
+    id: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    sample: int = 0
+    end_ids: frozenset[int] = frozenset()
+    limit: int = 0
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    phase: Phase = Phase.WAITING
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    num_cached: int = 0
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Ids of the known sequence (prompt, then completion) in `[start, stop)`."""
+        split = len(self.prompt)
+        if start >= split:
+            return self.output[start - split : stop - split]
+        return [*self.prompt[start:stop], *self.output[: max(0, stop - split)]]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.phase is Phase.FINISHED

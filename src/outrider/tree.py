@@ -1,0 +1,86 @@
+"""A guess (tokens with parents) and its verdict: pure host data, no tensor of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROOT = -1
+"""The parent of a first-level node: the last emitted token, whose keys are written in the same pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """N guessed tokens; a chain is a tree that never forks, plain decoding is the empty tree.
+
+    Nodes are in topological order (a parent comes before its children), siblings in the order in which they are
+    tried, and siblings carry distinct tokens.
+
+    Attributes:
+        tokens: N target token ids.
+        parents: N indices into `tokens`, `ROOT` for the first level.
+        laws: under the rejection rule, the law each node was drawn from: `(N, V) float32`, one row a node, rows of
+            siblings being the parent's law *before* any sibling was removed; `None` means point masses.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    laws: Tensor | None = field(default=None, compare=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @staticmethod
+    def chain(tokens: Sequence[int], laws: Tensor | None = None) -> DraftTree:
+        """A tree that never forks."""
+        return DraftTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), laws)
+
+    def depths(self) -> list[int]:
+        """Depth of every node; the first level is 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    def children(self, node: int) -> list[int]:
+        """The children of a node (or of `ROOT`), in the order in which they are tried."""
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """Node indices from the first level down to `node`, both included."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def check(self, vocab_size: int) -> None:
+        """Assert our own invariants: topological order, distinct siblings, ids within the vocabulary."""
+        assert len(self.tokens) == len(self.parents)
+        assert all(ROOT <= parent < i for i, parent in enumerate(self.parents))
+        assert len(set(zip(self.parents, self.tokens, strict=True))) == len(self.tokens)
+        assert all(0 <= token < vocab_size for token in self.tokens)
+
+
+EMPTY_TREE = DraftTree()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target said of one tree.
+
+    Attributes:
+        path: accepted node indices, root to leaf.
+        tokens: the accepted tokens and, last, the token that the target drew itself; `len(path) + 1` of them.
+    """
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
