@@ -45,87 +45,84 @@ class TargetOutput:
     taps: dict[int, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One request's rows in a pass: known tokens in a line, then guesses that hang off the last of them.
+class BatchBuilder:
+    """Collects rows on the host, then makes the tensors of one pass; a row's keys are written by rows at or before it.
 
-    Attributes:
-        table: the request's block table. start: position of the first known token.
-        tokens: known tokens, written to the table's own slots.
-        nodes, parents, node_slots: guesses as in `DraftTree`, and the slot each is written to.
-        num_logits: logits are asked for the last so many known tokens, and for every node unless 0.
+    Args:
+        block_size: slots a block of every table.
     """
 
-    table: Sequence[int]
-    start: int
-    tokens: Sequence[int]
-    nodes: Sequence[int] = ()
-    parents: Sequence[int] = ()
-    node_slots: Sequence[int] = ()
-    num_logits: int = 1
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._tables: list[Sequence[int]] = []
+        self._tokens: list[int] = []
+        self._positions: list[int] = []
+        self._slots: list[int] = []
+        self._request: list[int] = []
+        self._linear: list[int] = []
+        self._tails: list[Sequence[int]] = []
+        self._logit_rows: list[int] = []
 
     @property
     def num_rows(self) -> int:
-        return len(self.tokens) + len(self.nodes)
+        return len(self._tokens)
 
     @property
     def num_logit_rows(self) -> int:
-        return self.num_logits + len(self.nodes) if self.num_logits else 0
+        return len(self._logit_rows)
 
+    def request(self, table: Sequence[int]) -> None:
+        """The rows that follow belong to the request with this block table."""
+        self._tables.append(table)
 
-def build_batch(parts: Sequence[Part], block_size: int, device: torch.device) -> FlatBatch:
-    """Lay the parts end to end; a row's keys are written by rows at or before it.
+    def line(self, start: int, tokens: Sequence[int], num_logits: int) -> None:
+        """Known tokens at positions `start ..`, written to the table's own slots; logits of the last `num_logits`."""
+        table, size = self._tables[-1], self.block_size
+        stop = start + len(tokens)
+        self._tokens += tokens
+        self._positions += range(start, stop)
+        self._slots += [table[position // size] * size + position % size for position in range(start, stop)]
+        self._request += [len(self._tables) - 1] * len(tokens)
+        self._linear += range(start + 1, stop + 1)
+        self._tails += [(0,)] * len(tokens)
+        self._logit_rows += range(len(self._tokens) - num_logits, len(self._tokens))
 
-    The rows of `logits` come part by part: the last known tokens, then the nodes.
-    """
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    request: list[int] = []
-    linear: list[int] = []
-    tails: list[list[int]] = []
-    logit_rows: list[int] = []
-    for index, part in enumerate(parts):
-        stop = part.start + len(part.tokens)
-        first = len(tokens)
-        tokens += part.tokens
-        tokens += part.nodes
-        positions += range(part.start, stop)
-        slots += [
-            part.table[position // block_size] * block_size + position % block_size
-            for position in range(part.start, stop)
-        ]
-        linear += range(part.start + 1, stop + 1)
-        tails += [[0]] * len(part.tokens)
-        request += [index] * part.num_rows
+    def node(self, token: int, linear: int, path: Sequence[int]) -> None:
+        """A guess that sees `linear` known tokens through the table and then `path`, slots ending with its own."""
+        self._tokens.append(token)
+        self._positions.append(linear + len(path) - 1)
+        self._slots.append(path[-1])
+        self._request.append(len(self._tables) - 1)
+        self._linear.append(linear)
+        self._tails.append(path)
+        self._logit_rows.append(len(self._tokens) - 1)
+
+    def tree(self, linear: int, tokens: Sequence[int], parents: Sequence[int], slots: Sequence[int]) -> None:
+        """All nodes of a tree that hangs off the last known token; node i is written to `slots[i]`."""
         paths: list[list[int]] = []
-        for parent, slot in zip(part.parents, part.node_slots, strict=True):
-            path = [*paths[parent], slot] if parent >= 0 else [slot]
-            paths.append(path)
-            positions.append(stop - 1 + len(path))
-            linear.append(stop)
-        slots += part.node_slots
-        tails += paths
-        if part.num_logits:
-            logit_rows += range(first + len(part.tokens) - part.num_logits, len(tokens))
-    num_blocks = max(len(part.table) for part in parts)
-    longest = max(map(len, tails))
-    index_of = torch.tensor([[*part.table, *[0] * (num_blocks - len(part.table))] for part in parts], dtype=torch.int32)
-    columns = torch.tensor([positions, slots, request, linear], dtype=torch.int32)
-    tail_of = torch.tensor([[*tail, *[0] * (longest - len(tail))] for tail in tails], dtype=torch.int32)
-    all_rows = len(logit_rows) == len(tokens)
-    keys = KeyIndex(
-        tables=index_of.to(device),
-        request=columns[2].to(device),
-        linear=columns[3].to(device),
-        tails=tail_of.to(device),
-        length=(columns[0] + 1).to(device),
-        block_size=block_size,
-    )
-    return FlatBatch(
-        tokens=torch.tensor(tokens).to(device),
-        positions=columns[0].to(device),
-        slots=columns[1].to(device),
-        keys=keys,
-        logit_rows=None if all_rows else torch.tensor(logit_rows, dtype=torch.int64).to(device),
-    )
+        for token, parent, slot in zip(tokens, parents, slots, strict=True):
+            paths.append([*paths[parent], slot] if parent >= 0 else [slot])
+            self.node(token, linear, paths[-1])
+
+    def build(self, device: torch.device) -> FlatBatch:
+        """The tensors of the pass; rows of logits come in the order in which they were asked for."""
+        columns = torch.tensor([self._positions, self._slots, self._request, self._linear], dtype=torch.int32)
+        positions, slots, request, linear = columns.to(device)
+        keys = KeyIndex(
+            tables=_padded(self._tables).to(device),
+            request=request,
+            linear=linear,
+            tails=_padded(self._tails).to(device),
+            length=positions + 1,
+            block_size=self.block_size,
+        )
+        logit_rows = None
+        if len(self._logit_rows) < len(self._tokens):
+            logit_rows = torch.tensor(self._logit_rows, dtype=torch.int64).to(device)
+        return FlatBatch(torch.tensor(self._tokens).to(device), positions, slots, keys, logit_rows)
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Rows of unequal lengths as one int32 tensor, filled up with zeros."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int32)

@@ -1,0 +1,179 @@
+"""The target: one forward pass over a flat batch whose every row has the same bits whatever its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from outrider.cache.pages import Pages, PageSpec
+from outrider.errors import ModelError
+from outrider.kernels.base import KeyIndex, Kernels
+from outrider.models.batch import FlatBatch, TargetOutput
+
+FIXED_WIDTH = 16
+"""Rows of every pass of a Transformers module: libraries choose other sums at other widths (DESIGN: invariance)."""
+
+
+class Model(Protocol):
+    """What both ways through a pass offer: the lean layers and the Transformers module."""
+
+    page_specs: list[PageSpec]
+    nbytes: int
+    numerics: str
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        keys: KeyIndex,
+        pages: Pages,
+        logit_rows: Tensor | None = None,
+        num_layers: int | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """T rows -> logits (M, V_padded) float32 of `logit_rows` (None: all), taps (T, H) float32 by layer."""
+
+
+@dataclass(eq=False, slots=True)
+class Target:
+    """A loaded model with its tokenizer and all that the engine needs to know of it.
+
+    Attributes:
+        way: "lean" (our own layers and packed weights) or "module" (Transformers' module).
+        dtype: "float32", "bfloat16" or "packed". page_dtype: of keys and values.
+        vocab_size: number of ids that may be emitted; logits are cut to it where the embedding is padded.
+        eos_ids: tokens that end a text. max_positions: most positions of one request.
+        fixed_width: rows of every pass, or None where any width gives the same bits.
+        exactness: "seed", or "distribution" where a probe found that rows depend on their neighbours.
+        numerics: one phrase for people. notes: what they should know (a context cut short, a fallback).
+        tokenizer, config: Transformers' own.
+    """
+
+    name: str
+    way: str
+    dtype: str
+    device: torch.device
+    model: Model
+    kernels: Kernels
+    tokenizer: Any
+    config: Any
+    vocab_size: int
+    eos_ids: frozenset[int]
+    max_positions: int
+    hidden_size: int
+    page_dtype: torch.dtype
+    fixed_width: int | None
+    exactness: str = "seed"
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def page_specs(self) -> list[PageSpec]:
+        return self.model.page_specs
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.model.page_specs)
+
+    @property
+    def nbytes(self) -> int:
+        return self.model.nbytes
+
+    @property
+    def numerics(self) -> str:
+        return self.model.numerics
+
+    def make_pages(self, num_slots: int, num_layers: int | None = None) -> Pages:
+        """A stack of `num_slots` slots for all layers, or for the first `num_layers`; slot 0 belongs to nobody."""
+        return Pages(self.page_specs[:num_layers], num_slots, self.page_dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: FlatBatch, pages: Pages, num_layers: int | None = None, taps: tuple[int, ...] = ()
+    ) -> TargetOutput:
+        """Run T rows: write their keys and values, and give the logits asked for.
+
+        A row's bits depend on its token, its position and the keys before it only. With a `fixed_width` W the rows run
+        in passes of exactly W: wider batches are split in row order (a row's keys are written by rows at or before
+        it), the last pass is filled with rows that write to slot 0 and see nothing else.
+
+        Args:
+            num_layers: run only the first so many layers, then the model's own norm and head.
+            taps: layers (from 0) whose output is wanted.
+
+        Raises:
+            ModelError: if `num_layers` exceeds the model.
+        """
+        if self.fixed_width is None:
+            logits, tapped = self.model.forward(
+                batch.tokens, batch.positions, batch.slots, batch.keys, pages, batch.logit_rows, num_layers, taps
+            )
+            return TargetOutput(self._cut(logits), tapped)
+        rows = list(range(batch.num_rows)) if batch.logit_rows is None else batch.logit_rows.tolist()
+        logits = torch.empty(len(rows), self.vocab_size, device=self.device)
+        tapped = {layer: torch.empty(batch.num_rows, self.hidden_size, device=self.device) for layer in taps}
+        for start, count, part in _passes(batch, self.fixed_width):
+            inside = [(place, row - start) for place, row in enumerate(rows) if start <= row < start + count]
+            # The head, too, runs at one width: over all rows of the pass, or over none.
+            wanted = None if inside else batch.tokens.new_empty(0)
+            out, taken = self.model.forward(
+                part.tokens, part.positions, part.slots, part.keys, pages, wanted, num_layers, taps
+            )
+            if inside:
+                places, local = zip(*inside, strict=True)
+                logits[list(places)] = out[list(local), : self.vocab_size]
+            for layer, states in taken.items():
+                tapped[layer][start : start + count] = states[:count]
+        return TargetOutput(logits, tapped)
+
+    def _cut(self, logits: Tensor) -> Tensor:
+        return logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size].contiguous()
+
+
+def _passes(batch: FlatBatch, width: int) -> Iterator[tuple[int, int, FlatBatch]]:
+    """Cut a batch into passes of exactly `width` rows: (first row, rows of the batch in it, pass)."""
+    for start in range(0, batch.num_rows, width):
+        count = min(width, batch.num_rows - start)
+        stop, missing = start + count, width - count
+        keys = batch.keys
+
+        def part(values: Tensor, fill: int, start: int = start, stop: int = stop, missing: int = missing) -> Tensor:
+            padding = (0, 0) * (values.dim() - 1) + (0, missing)
+            return nn.functional.pad(values[start:stop], padding, value=fill) if missing else values[start:stop]
+
+        # A filling row has one key, its own, in slot 0.
+        index = replace(
+            keys,
+            request=part(keys.request, 0),
+            linear=part(keys.linear, 0),
+            tails=part(keys.tails, 0),
+            length=part(keys.length, 1),
+        )
+        yield (
+            start,
+            count,
+            FlatBatch(part(batch.tokens, 0), part(batch.positions, 0), part(batch.slots, 0), index, None),
+        )
+
+
+def same_vocabulary(a: Any, b: Any) -> None:
+    """Assure that two tokenizers give every id the same token; padding of the embeddings does not matter.
+
+    Raises:
+        ModelError: naming the first differing id.
+    """
+    words_a, words_b = (_tokens_by_id(tokenizer) for tokenizer in (a, b))
+    for token in sorted(words_a.keys() | words_b.keys()):
+        if words_a.get(token) != words_b.get(token):
+            raise ModelError(
+                f"the two models do not share a vocabulary: id {token} is {words_a.get(token)!r} in one and "
+                f"{words_b.get(token)!r} in the other; choose a drafter model of the target's own family"
+            )
+
+
+def _tokens_by_id(tokenizer: Any) -> dict[int, str]:
+    return {token: word for word, token in tokenizer.get_vocab().items()}
