@@ -1,0 +1,56 @@
+"""Measured seconds of a target pass by its rows, and of a level of drafting."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+REFINE = 0.05
+"""Weight of one new measurement: a busy machine must not swing the table."""
+
+
+class PassCost:
+    """A monotone table of seconds by rows; linear between its widths, proportional beyond the last."""
+
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        self._widths = sorted(seconds)
+        self._seconds = [seconds[width] for width in self._widths]
+        self.draft_level = 0.0
+
+    @classmethod
+    def measure(cls, run: Callable[[int], float], widths: tuple[int, ...] = WIDTHS, repeats: int = 3) -> PassCost:
+        """`run(width)` makes one pass and returns its seconds; the least of `repeats` counts, after a warm-up."""
+        table = {}
+        for width in widths:
+            run(width)
+            table[width] = min(run(width) for _ in range(repeats))
+        return cls(table)
+
+    def seconds(self, rows: int) -> float:
+        """Expected seconds of a pass; never falls as rows grow."""
+        index = bisect_left(self._widths, rows)
+        monotone = max(self._seconds[: index + 1])
+        if index == len(self._widths):
+            return monotone * rows / self._widths[-1]
+        if self._widths[index] == rows or index == 0:
+            return monotone
+        low, high = self._widths[index - 1], self._widths[index]
+        floor = max(self._seconds[:index])
+        return floor + (monotone - floor) * (rows - low) / (high - low)
+
+    def table(self) -> dict[int, float]:
+        return {width: self.seconds(width) for width in self._widths}
+
+    def learn_pass(self, rows: int, seconds: float) -> None:
+        """Refine the entry of exactly this width; outliers are cut at twice the entry."""
+        index = bisect_left(self._widths, rows)
+        if index < len(self._widths) and self._widths[index] == rows:
+            old = self._seconds[index]
+            self._seconds[index] += REFINE * (min(seconds, 2 * old) - old)
+
+    def learn_draft(self, levels: int, seconds: float) -> None:
+        """Refine the seconds of one level of drafting."""
+        new = seconds / levels
+        weight = REFINE if self.draft_level else 1.0
+        self.draft_level += weight * (new - self.draft_level)

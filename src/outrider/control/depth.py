@@ -1,0 +1,95 @@
+"""How deep to guess, for all running requests at once; zero when guessing does not pay. Numbers in, numbers out.
+
+Expected tokens of a pass with N guessed levels are R plus the sum of their path weights (Leviathan et al., 2211.17192;
+best-first over all requests as in DSpark, 2607.05147): levels are taken by falling weight, and the N that promises
+most tokens per second under the measured cost wins; N = 0 is among the choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.control.acceptance import Acceptance
+from outrider.control.cost import PassCost
+from outrider.drafters.base import Budget
+from outrider.record import Record
+from outrider.request import Request
+
+DEEPEST = 10
+"""Levels that are weighed where the user set no limit."""
+PROBE_EVERY = 24
+"""Cycles of plain decoding after which a request guesses again, to find out whether its text has changed."""
+PROBE_DEPTH = 3
+ADVANTAGE = 1.02
+"""Guessing must promise this much more than plain decoding: a promise is noisier than plain decoding's price."""
+
+
+class Control:
+    """Chooses a budget a request from running acceptance times measured costs.
+
+    Args:
+        depth: most levels (None: `DEEPEST`). width: siblings a level. adaptive: False always drafts `depth` levels.
+    """
+
+    def __init__(self, cost: PassCost, depth: int | None, width: int, adaptive: bool = True) -> None:
+        self.cost = cost
+        self.acceptance = Acceptance()
+        self.depth = DEEPEST if depth is None else depth
+        self.width = width
+        self.adaptive = adaptive
+        self._plain_cycles: dict[int, int] = {}
+
+    def budget(self, requests: Sequence[Request]) -> dict[int, Budget]:
+        """Budgets by request id for the requests that decode in this pass."""
+        caps = {request.id: self._cap(request) for request in requests}
+        depths = self._best(caps) if self.adaptive else caps
+        for request_id, cap in caps.items():
+            if cap and not depths[request_id] and self._plain_cycles.get(request_id, 0) >= PROBE_EVERY:
+                depths[request_id] = min(cap, PROBE_DEPTH)
+        return {
+            request_id: Budget(depth, self.width, depth * self.width) for request_id, depth in depths.items() if depth
+        }
+
+    def learn(self, record: Record) -> None:
+        """Take in what a pass did and what it cost."""
+        deepest = 0
+        for cycle in record.cycles:
+            self.acceptance.learn(cycle.request_id, cycle.depth, cycle.delivered - 1)
+            plain = self._plain_cycles.get(cycle.request_id, 0)
+            self._plain_cycles[cycle.request_id] = 0 if cycle.depth else plain + 1
+            deepest = max(deepest, cycle.depth)
+        if not record.prefill_rows:
+            self.cost.learn_pass(record.rows, record.seconds_verify)
+        if deepest:
+            self.cost.learn_draft(deepest, record.seconds_draft)
+
+    def forget(self, request: Request) -> None:
+        self.acceptance.forget(request.id)
+        self._plain_cycles.pop(request.id, None)
+
+    def _cap(self, request: Request) -> int:
+        if not request.params.speculation:
+            return 0
+        return self.depth if request.params.depth is None else min(self.depth, request.params.depth)
+
+    def _best(self, caps: dict[int, int]) -> dict[int, int]:
+        levels = []
+        for request_id, cap in caps.items():
+            rate = self.acceptance.rate(request_id)
+            levels += [(rate**level, level, request_id) for level in range(1, cap + 1)]
+        levels.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
+        tokens = float(len(caps))
+        rows = len(caps)
+        plain = best = tokens / self.cost.seconds(rows) if caps else 0.0
+        taken = deepest = 0
+        for count, (weight, level, _) in enumerate(levels, start=1):
+            tokens += weight
+            rows += self.width
+            deepest = max(deepest, level)
+            speed = tokens / (self.cost.seconds(rows) + deepest * self.cost.draft_level)
+            if speed > best and speed > plain * ADVANTAGE:
+                best, taken = speed, count
+        depths = dict.fromkeys(caps, 0)
+        for _, level, request_id in levels[:taken]:
+            depths[request_id] = level
+        return depths

@@ -1,0 +1,107 @@
+"""The door of a drafter: four verbs, and a frozen statement of what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from outrider.cache.pages import Pages, PageSpec
+from outrider.models.batch import FlatBatch, TargetOutput
+from outrider.request import Request
+from outrider.tree import DraftTree
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.config import EngineConfig
+    from outrider.kernels.base import Kernels
+    from outrider.models.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the engine must hold ready for a drafter.
+
+    Attributes:
+        stack: layers of the drafter's own key-value stack (empty: none). stack_dtype: its element type.
+        scratch_levels: levels of guesses whose keys the drafter writes, counted back from the tree's depth (1: every
+            level but the last); each level holds at most `width` of them. None: no scratch slots at all.
+        target_layers: the drafter runs the target's layers [0, n) on its own rows. taps: layers whose hidden states
+            `observe` wants. extra_rows: probe rows it adds to a pass.
+        tokens_on_host: it reads the tokens themselves, so that a cycle cannot be launched before the last is read.
+    """
+
+    stack: tuple[PageSpec, ...] = ()
+    stack_dtype: torch.dtype | None = None
+    scratch_levels: int | None = None
+    target_layers: int | None = None
+    taps: tuple[int, ...] = ()
+    extra_rows: int = 0
+    tokens_on_host: bool = True
+
+    def num_scratch(self, depth: int, width: int) -> int:
+        """Scratch slots for one request's guesses."""
+        return 0 if self.scratch_levels is None else max(0, depth - self.scratch_levels) * width
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much to guess for one request in this cycle: levels, siblings a level, nodes in all."""
+
+    depth: int = 0
+    width: int = 1
+    nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request's question to the drafter.
+
+    Attributes:
+        request: read only. budget: at most this.
+        table: its block table (slots of known tokens, in the target's and in the drafter's stack alike).
+        seen: leading tokens whose keys the drafter's own stack holds; it may lag by any number.
+        scratch: slots for the drafter's guesses, `Needs.num_scratch` of them.
+    """
+
+    request: Request
+    budget: Budget
+    table: Sequence[int] = ()
+    seen: int = 0
+    scratch: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What a drafter is built from: the target, the kernels, the settings, and later its pages."""
+
+    target: Target
+    kernels: Kernels
+    config: EngineConfig
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens. It never touches the ledger, never draws the final token, never knows the engine.
+
+    After `propose` was asked about a request (with a budget above 0), the drafter's stack holds the keys of all the
+    request's tokens known at that time; that is how the ledger counts what it has seen.
+    """
+
+    name: str
+    needs: Needs
+
+    def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
+        """Where keys live; called once, before any request."""
+
+    def begin(self, request: Request) -> None:
+        """A request starts (again, after a preemption)."""
+
+    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[tuple[Request, int]]) -> None:
+        """Sees every target pass, prefill included; `commits` are requests with their number of new tokens."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        """One tree an ask, within its budget; an empty tree where it has nothing to say."""
+
+    def end(self, request: Request) -> None:
+        """A request is over, or loses its slots."""

@@ -1,0 +1,50 @@
+"""The one boundary rule: token by token, so that ids, text, logprobs, usage and reason always end at the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.engine.text import TextStream
+from outrider.request import FinishReason, Request, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one request delivered in one cycle.
+
+    Attributes:
+        tokens: delivered ids; the first `num_accepted` of them were guesses. text: text that became certain.
+    """
+
+    request: Request
+    tokens: tuple[int, ...]
+    num_accepted: int
+    text: str = ""
+
+
+def deliver(
+    request: Request, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None, text: TextStream | None
+) -> Emission:
+    """Append tokens one by one until an end: an end token, a stop string, or the limit, whichever comes first.
+
+    Args:
+        tokens: what the verdict says, at least one. logprobs: one row a token where asked for.
+    """
+    first = len(request.output)
+    for index, token in enumerate(tokens):
+        request.output.append(token)
+        if logprobs is not None:
+            request.logprobs.append(logprobs[index])
+        stopped = text is not None and text.push(token)
+        if stopped or token in request.end_ids:
+            request.finish_reason = FinishReason.STOP
+        elif len(request.output) >= request.limit:
+            request.finish_reason = FinishReason.LENGTH
+        if request.finish_reason is not None:
+            break
+    delivered = tuple(request.output[first:])
+    over = request.finish_reason is not None
+    if text is not None and over:
+        text.finish()
+    return Emission(request, delivered, len(delivered) - 1, text.take(final=over) if text is not None else "")
