@@ -8,9 +8,12 @@ has its own form of the draw; this one defines them.
 from __future__ import annotations
 
 import enum
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+Word = TypeVar("Word", int, Tensor)
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
@@ -39,10 +42,8 @@ def stream(purpose: Purpose, node: int = -1) -> int:
     return (node + 1) << 8 | purpose
 
 
-def philox4x32(
-    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x32-10 of counters and keys, int64 tensors in [0, 2**32) of any shapes that broadcast together."""
+def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
+    """Philox4x32-10 of counter and key words in [0, 2**32): Python integers, or int64 tensors that broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -81,6 +82,19 @@ def words(seeds: Tensor, samples: Tensor, positions: Tensor, streams: int | Tens
 def uniform(seeds: Tensor, samples: Tensor, positions: Tensor, streams: int | Tensor, num: int = 1) -> Tensor:
     """Uniform noise in the open interval (0, 1), `(word + 1/2) / 2**32`: (R, num) float64; arguments as `words`."""
     return (words(seeds, samples, positions, streams, num).to(torch.float64) + 0.5) * 2.0**-32
+
+
+def scalars(seed: int, sample: int, position: int, stream: int, num: int) -> list[float]:
+    """`num` uniforms in (0, 1) of 52 bits on the host, two words each; `seed` as given, 0 <= seed < 2**64.
+
+    For the few coins of the rejection rule: no tensor, and finer than the rarest token of a large vocabulary.
+    """
+    key = (seed & _MASK, seed >> 32 & _MASK)
+    out: list[float] = []
+    for index in range(-(-num // 2)):
+        w0, w1, w2, w3 = philox4x32((index, position, sample, stream), key)
+        out += [((high << 20 | low >> 12) + 0.5) * 2.0**-52 for high, low in ((w0, w1), (w2, w3))]
+    return out[:num]
 
 
 def gumbel(

@@ -1,0 +1,149 @@
+"""What the sampling of one request depends on besides its logits: what was asked, and what has been said so far."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.errors import RequestError
+from outrider.request import Request, SamplingParams
+from outrider.tree import ROOT, DraftTree
+
+_LEAST_TEMPERATURE = 1e-30
+"""Below it a float32 temperature nears the subnormal numbers, which some devices flush to 0."""
+
+
+class Context:
+    """One request's side of sampling; it follows `request.output` by itself, so that it can never fall behind it.
+
+    Attributes:
+        temperature: 0 is greedy; rounded to float32, as the kernel takes it, so that law and draw agree.
+        seed_bits: the seed's 64 bits as an int64.
+    """
+
+    def __init__(self, request: Request, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        """Refuses what could not be honoured.
+
+        Raises:
+            RequestError: a sampling field names a token outside the vocabulary, or the temperature is next to 0.
+        """
+        params = request.params
+        _refuse_foreign_tokens(params, vocab_size)
+        if 0 < params.temperature < _LEAST_TEMPERATURE:
+            raise RequestError(f"temperature={params.temperature!r} is too small to divide by: give 0 for greedy")
+        self.request = request
+        self.params = params
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.temperature = float(torch.tensor(params.temperature, dtype=torch.float32))
+        self.seed_bits = request.seed - (1 << 64) if request.seed >= 1 << 63 else request.seed
+        self.penalises = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1, 0, 0)
+        # At temperature 0 every truncation keeps the argmax, which is all that is drawn.
+        self.truncates = params.temperature > 0 and (
+            0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0
+        )
+        self._always_warps = bool(
+            params.logit_bias or params.bad_words or params.automaton or self.penalises or self.truncates
+        )
+        self._num_followed = 0
+        self._state = params.automaton.start() if params.automaton else None
+        self._counts: Tensor | None = None
+        self.in_prompt: Tensor | None = None
+        if self.penalises:
+            self._counts = torch.zeros(vocab_size, dtype=torch.int32, device=self.device)
+            self.in_prompt = torch.zeros(vocab_size, dtype=torch.bool, device=self.device)
+            self.in_prompt[torch.tensor(request.prompt, dtype=torch.int64, device=self.device)] = True
+        self.bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=self.device)
+        self.bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self.device)
+        self.end_ids = torch.tensor(sorted(request.end_ids), dtype=torch.int64, device=self.device)
+
+    @property
+    def position(self) -> int:
+        """Output position of the token drawn next (0: the first of the completion)."""
+        return len(self.request.output)
+
+    def warps(self, position: int) -> bool:
+        """Whether the law at an output position differs from `softmax(logits / temperature)` in any way."""
+        return self._always_warps or position < self.params.min_tokens
+
+    def counts(self, path: tuple[int, ...]) -> Tensor:
+        """How often each token was said in the completion, the path's tokens included: (V,) int32."""
+        self._follow()
+        assert self._counts is not None
+        if not path:
+            return self._counts
+        ids = torch.tensor(path, dtype=torch.int64, device=self.device)
+        return self._counts.index_add(0, ids, torch.ones_like(ids, dtype=torch.int32))
+
+    def rows(self, tree: DraftTree) -> list[Row]:
+        """The rows of a tree, the root's first: `rows[i + 1]` is where the token after node `i` is drawn."""
+        self._follow()
+        rows = [Row(self, (), self._state)]
+        for token, parent in zip(tree.tokens, tree.parents, strict=True):
+            above = rows[parent + 1 if parent != ROOT else 0]
+            state, automaton = above.state, self.params.automaton
+            if automaton is not None and state is not None:
+                state = automaton.advance(state, token)
+            rows.append(Row(self, (*above.path, token), state))
+        return rows
+
+    def _follow(self) -> None:
+        """Take in the tokens delivered since the last call."""
+        said = self.request.output[self._num_followed :]
+        if not said:
+            return
+        self._num_followed += len(said)
+        if self._counts is not None:
+            ids = torch.tensor(said, dtype=torch.int64, device=self.device)
+            self._counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        if self.params.automaton is not None:
+            for token in said:
+                self._state = self.params.automaton.advance(self._state, token)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One place where a token is drawn: after the completion so far and the tokens of a path through the tree.
+
+    Attributes:
+        path: tokens from the first level of the tree to this node; empty at the root.
+        state: the automaton's state here; None without an automaton, and on a path that it forbids.
+    """
+
+    context: Context
+    path: tuple[int, ...] = ()
+    state: Any = None
+
+    @property
+    def position(self) -> int:
+        return self.context.position + len(self.path)
+
+    @property
+    def is_dead(self) -> bool:
+        """The path breaks the grammar: no walk reaches this row, whatever is drawn here."""
+        return self.context.params.automaton is not None and self.state is None
+
+    def ends_with(self, words: tuple[int, ...]) -> bool:
+        """Whether the completion up to here ends with these tokens."""
+        num = len(words)
+        if num <= len(self.path):
+            return self.path[len(self.path) - num :] == words
+        output = self.context.request.output
+        split = num - len(self.path)
+        return self.path == words[split:] and len(output) >= split and tuple(output[-split:]) == words[:split]
+
+
+def _refuse_foreign_tokens(params: SamplingParams, vocab_size: int) -> None:
+    named = {
+        "logit_bias": list(params.logit_bias),
+        "bad_words": [token for words in params.bad_words for token in words],
+        "stop_token_ids": list(params.stop_token_ids),
+    }
+    for name, tokens in named.items():
+        largest = max(tokens, default=-math.inf)
+        if largest >= vocab_size:
+            raise RequestError(f"{name} names token {largest}, but this model's ids end at {vocab_size - 1}")
