@@ -35,7 +35,7 @@ class EngineConfig:
         max_context: most positions of one request (None: the model's own). max_requests: most that run at once.
         max_rows: most rows of one pass. num_slots: key-value slots (None: planned from memory).
         block_size: slots a block. prefix_cache: reuse blocks of equal prefixes.
-        kernels: "auto", "native" or "plain".
+        kernels: "auto", "native" or "plain". self_test: bit-compare the rows of every kernel at load.
     """
 
     model: str

@@ -51,8 +51,10 @@ class SamplingParams:
         min_tokens: end tokens and stop_token_ids are forbidden before this many.
         max_tokens: at most this many completion tokens (None: to the end of the context).
         stop: strings that end the text before themselves. stop_token_ids: tokens that end it, like the model's own.
+        ignore_eos: the model's own end tokens do not end it.
         seed: 0 <= seed < 2**64; drawn and returned where None. n: number of samples, with different noise.
         logprobs: number of top alternatives reported a completion token (None: no logprobs at all).
+        logprobs_mode: of the model's own law, or of the warped law that was drawn from.
         prompt_logprobs: the same for the prompt's tokens.
         speculation: False draws this request plainly. depth: at most this many levels for this request.
         automaton: a grammar over tokens.

@@ -1,0 +1,54 @@
+"""The command line: one thin file per verb (parse, configure, call, render); errors become one sentence here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.errors import OutriderError
+
+EXIT_DIFFERENT = 1
+"""`check` and `demo`: the texts differ."""
+EXIT_REFUSED = 2
+"""A mistake that a person can mend; stderr says how."""
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code; `arguments` defaults to the process's own.
+
+    A refusal is one sentence on stderr; with `--json`, stdout also ends in `{"error": sentence}`.
+    """
+    import typer
+
+    # Their bars and notices would mix with ours; a person's own setting wins.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from outrider.cli.app import app
+
+    # Typer exports no name for the base of "no such option", "missing argument" and the like.
+    usage_error: Any = typer.BadParameter.__bases__[0]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return app(words or ["--help"], prog_name="outrider", standalone_mode=False) or 0
+    except OutriderError as error:
+        return _refuse(str(error), words)
+    except usage_error as error:
+        return _refuse(f"{error.format_message()} See `outrider --help`.", words)
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader left (`| head`); without this, flushing at exit would raise once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+
+
+def _refuse(sentence: str, words: Sequence[str]) -> int:
+    sys.stderr.write(f"outrider: {sentence}\n")
+    if "--json" in words:
+        sys.stdout.write(json.dumps({"error": sentence}, ensure_ascii=False) + "\n")
+    return EXIT_REFUSED

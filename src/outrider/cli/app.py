@@ -1,0 +1,36 @@
+"""The verbs, in the order in which a newcomer meets them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outrider import __version__
+from outrider.cli import chat, check, demo, doctor, fetch, generate
+
+app = typer.Typer(
+    name="outrider",
+    help="Exact speculative decoding for Transformers models: the same text, token for token, sooner.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def outrider(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Exact speculative decoding for Transformers models: the same text, token for token, sooner."""
+
+
+for verb in (demo.demo, fetch.fetch, generate.generate, chat.chat, check.check, doctor.doctor):
+    app.command()(verb)

@@ -1,0 +1,97 @@
+"""`outrider check`: proves on your prompts that speculation changes nothing but the speed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.options import Json, Model, Raw, Settings, takes
+from outrider.cli.render import notes, number, print_json, table, write
+from outrider.cli.session import fetch_if_missing
+from outrider.config import EngineConfig
+from outrider.errors import ConfigError, RequestError
+from outrider.measure.lossless import Comparison, Report
+from outrider.measure.lossless import check as compare
+from outrider.measure.prompts import load_prompts
+from outrider.registry import DRAFTERS
+
+
+@takes(EngineConfig)
+def check(
+    model: Model,
+    *,
+    settings: Settings,
+    prompts: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="JSON lines with prompt, messages or turns; built-in ones if left out."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="At most this many prompts.")] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="A temperature to compare at; may be repeated. Default: 0 and 1.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Completion tokens a prompt.")] = 128,
+    seed: Annotated[int, typer.Option(help="Prompt i runs with this seed plus i.")] = 0,
+    raw: Raw = False,
+    as_json: Json = False,
+) -> None:
+    """Run prompts plain and speculatively, alone and in a batch, and compare all tokens; exit 1 on a difference."""
+    temperatures = temperature or [0.0, 1.0]
+    if settings.engine.get("acceptance", "match") != "match" and any(temperatures):
+        raise ConfigError(
+            "acceptance='rejection' promises the same law, not the same text: check it at --temperature 0"
+        )
+    asked = load_prompts(prompts, limit)
+    drafters = _drafters(settings.engine)
+    fetch_if_missing(model)
+
+    def open_llm(drafter: str) -> Any:
+        from outrider import LLM
+
+        return LLM(model, **{**settings.engine, "drafter": drafter})
+
+    console = notes()
+    with console.status("loading") as status:
+        report = compare(
+            open_llm,
+            drafters,
+            asked,
+            temperatures=temperatures,
+            max_tokens=max_tokens,
+            seed=seed,
+            raw=raw,
+            progress=lambda done, total: status.update(f"run {done} of {total}"),
+        )
+    if not report.compared:
+        raise RequestError(f"no prompt could be run: {report.comparisons[0].refusals[0]}")
+    _show(report, console, as_json)
+    if report.differing:
+        raise typer.Exit(1)
+
+
+def _drafters(engine: dict[str, Any]) -> list[str]:
+    """`all` is every drafter that can be built: the small model needs its own model to be named."""
+    asked = engine.get("drafter", "auto")
+    if asked != "all":
+        return [asked]
+    return [name for name in DRAFTERS if name != "small_model" or engine.get("drafter_model")]
+
+
+def _show(report: Report, console: Any, as_json: bool) -> None:
+    columns = ("drafter", "temperature", "compared", "differing", "tau", "plain tok/s", "tok/s", "ratio")
+    console.print(table("speculative against plain", columns, [_row(c) for c in report.comparisons]))
+    if as_json:
+        print_json(report.to_json())
+        return
+    for comparison in report.comparisons:
+        for d in comparison.differences[:1]:
+            write(
+                f"{d.prompt}, {d.drafter}, temperature {d.temperature}, {d.mode}: position {d.position} is {d.other}, "
+                f"plain says {d.plain} (top-2 margin {number(d.margin, 6)})\n"
+            )
+    write(f"compared {report.compared}, differing {report.differing}\n")
+
+
+def _row(c: Comparison) -> list[str]:
+    figures = (number(c.tally.tau), number(c.plain_rate, 1), number(c.rate, 1), number(c.ratio))
+    return [c.drafter, str(c.temperature), str(c.compared), str(c.differing), *figures]

@@ -1,0 +1,95 @@
+"""`outrider doctor`: what this machine has, what works on it, and with a model how exact its arithmetic is."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from outrider.cli.options import Json, Settings, takes
+from outrider.cli.render import print_json
+from outrider.cli.session import session
+from outrider.config import EngineConfig, cache_folder
+from outrider.errors import OutriderError
+from outrider.registry import DRAFTERS
+
+PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "numpy", "safetensors", "gguf")
+
+
+@takes(EngineConfig)
+def doctor(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Load it and report on it too.")] = None,
+    *,
+    settings: Settings,
+    as_json: Json = False,
+) -> None:
+    """Say what works here: device, versions, compiler, kernels and self-test; with a model its memory and numerics."""
+    report: dict[str, Any] = {"machine": machine(), "kernels": kernels(settings.engine.get("threads"))}
+    if model is not None:
+        with session(model, settings.engine) as llm:
+            report["model"] = {**llm.describe(), "decided": list(llm.resolved.lines())}
+    if as_json:
+        print_json(report)
+    else:
+        _show(report, Console(highlight=False, soft_wrap=True))
+
+
+def machine() -> dict[str, Any]:
+    """Processor, devices, versions, compiler and cache folder."""
+    import torch
+
+    folder = cache_folder()
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    compilers = (shutil.which(name) for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++") if name)
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
+        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "devices": ["cpu", *devices],
+        "versions": {name: _version(name) for name in PACKAGES},
+        "compiler": next((path for path in compilers if path), None),
+        "cache_folder": str(folder),
+        "drafters": list(DRAFTERS),
+    }
+
+
+def kernels(threads: int | None) -> dict[str, Any]:
+    """Which kernel set serves the CPU here, and what its self-test found."""
+    import torch
+
+    from outrider.kernels import select, self_test
+
+    try:
+        chosen = select("auto", torch.device("cpu"), threads)
+    except OutriderError as error:
+        return {"name": None, "problem": str(error)}
+    outcomes = self_test(chosen)
+    return {"name": chosen.name, "fixed_width": chosen.fixed_width, "self_test": [str(outcome) for outcome in outcomes]}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _show(report: Mapping[str, Any], console: Console, indent: int = 0) -> None:
+    """Print nested facts, one a line; nothing here depends on which facts there are."""
+    for key, value in report.items():
+        label = " " * indent + str(key).replace("_", " ")
+        if isinstance(value, Mapping):
+            console.print(label, style="bold" if indent == 0 else "", markup=False)
+            _show(value, console, indent + 2)
+        elif isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(v, str) for v in value):
+            console.print(label, markup=False)
+            for line in value:
+                console.print(" " * (indent + 2) + line, markup=False)
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+            console.print(f"{label}: {'none' if shown in (None, '') else shown}", markup=False)

@@ -1,0 +1,43 @@
+"""Opens the engine for a verb: fetches a missing alias, loads, tells what was decided, and always closes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from outrider.cli.render import notes, progress_bar
+
+
+def fetch_if_missing(model: str) -> None:
+    """Bring a model that is an alias and not here yet; anything else is left to the loader.
+
+    Raises:
+        FetchError: if the download fails.
+    """
+    from outrider.models.fetch import ALIASES, fetch
+
+    if model in ALIASES:
+        with progress_bar(f"fetching {model}") as update:
+            fetch(model, update)
+
+
+@contextmanager
+def session(model: str, engine: Mapping[str, Any]) -> Iterator[Any]:
+    """An `LLM` for the length of a `with` block.
+
+    Raises:
+        OutriderError: for settings, models or memory that cannot be used.
+    """
+    from outrider import LLM
+
+    fetch_if_missing(model)
+    console = notes()
+    with console.status(f"loading {model}"):
+        llm = LLM(model, **engine)
+    try:
+        for line in llm.resolved.lines():
+            console.print(line, style="dim", markup=False)
+        yield llm
+    finally:
+        llm.close()

@@ -1,0 +1,258 @@
+"""Is the text the same? Every prompt plain and with each drafter, alone and in a batch, compared token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+from outrider.errors import ConfigError
+from outrider.measure.prompts import Prompt
+from outrider.record import Tally
+from outrider.request import SamplingParams
+
+Open = Callable[[str], Any]
+"""A drafter's name to an `LLM` (or anything with its `generate` and `close`)."""
+
+WARM_UP = "Count from one to ten."
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a text first left the plain one.
+
+    Attributes:
+        prompt: its name. drafter, temperature: of the run. mode: "solo" or "batch".
+        position: index into the completion. plain, other: the two token ids, None where that text had ended.
+        margin: log-probability of the plain run's likeliest token there, less that of the second (None if unknown).
+    """
+
+    prompt: str
+    drafter: str
+    temperature: float
+    mode: str
+    position: int
+    plain: int | None
+    other: int | None
+    margin: float | None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One drafter at one temperature against plain decoding.
+
+    Attributes:
+        compared: prompts compared; one that differs alone, in a batch or in both counts once in `differing`.
+        refusals: why a prompt was refused by all runs alike (longer than the context, say); not in `compared`.
+        tally: pooled over the speculative solo runs. tokens, seconds (of the clock): solo runs, plain and speculative.
+    """
+
+    drafter: str
+    temperature: float
+    compared: int = 0
+    differing: int = 0
+    refusals: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    plain_tokens: int = 0
+    plain_seconds: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def plain_rate(self) -> float | None:
+        """Tokens per second without speculation."""
+        return self.plain_tokens / self.plain_seconds if self.plain_seconds else None
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second with speculation."""
+        return self.tokens / self.seconds if self.seconds else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Speculative over plain tokens per second, prompts read included; the runs took turns."""
+        return self.rate / self.plain_rate if self.rate and self.plain_rate else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "drafter": self.drafter,
+            "temperature": self.temperature,
+            "compared": self.compared,
+            "differing": self.differing,
+            "refused": len(self.refusals),
+            "first_difference": asdict(self.differences[0]) if self.differences else None,
+            "tau": self.tally.tau,
+            "plain_tokens_per_second": self.plain_rate,
+            "tokens_per_second": self.rate,
+            "ratio": self.ratio,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All comparisons of one check; sums are pooled, never means of means."""
+
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def differing(self) -> int:
+        return sum(c.differing for c in self.comparisons)
+
+    @property
+    def compared(self) -> int:
+        return sum(c.compared for c in self.comparisons)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `outrider check --json` prints: all comparisons pooled, then each of them."""
+        pooled = Comparison(drafter="all", temperature=0.0)
+        for c in self.comparisons:
+            pooled.tally.add(c.tally)
+            pooled.plain_tokens += c.plain_tokens
+            pooled.plain_seconds += c.plain_seconds
+            pooled.tokens += c.tokens
+            pooled.seconds += c.seconds
+        first = next((d for c in self.comparisons for d in c.differences), None)
+        return {
+            "compared": self.compared,
+            "differing": self.differing,
+            "first_difference": asdict(first) if first else None,
+            "tau": pooled.tally.tau,
+            "ratio": pooled.ratio,
+            "comparisons": [c.to_json() for c in self.comparisons],
+        }
+
+
+def check(
+    open_llm: Open,
+    drafters: Sequence[str],
+    prompts: Sequence[Prompt],
+    *,
+    temperatures: Sequence[float] = (0.0,),
+    max_tokens: int = 128,
+    seed: int = 0,
+    raw: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Compare each drafter's texts with those of an engine that has no drafter.
+
+    Prompt `i` runs with seed `seed + i`. Solo runs take turns, and who goes first alternates, so that a machine that
+    slows down slows both. Batched runs hand over all prompts at once.
+
+    Args:
+        progress: called with (runs done, runs in all).
+
+    Raises:
+        ConfigError: without drafters, prompts or temperatures.
+    """
+    if not (drafters and prompts and temperatures):
+        raise ConfigError("nothing to compare: give at least one drafter, one prompt and one temperature")
+    total, done = len(drafters) * len(temperatures) * (2 * len(prompts) + 2), 0
+    comparisons = []
+    plain = open_llm("none")
+    try:
+        for drafter in drafters:
+            llm = open_llm(drafter)
+            try:
+                for engine in (plain, llm):
+                    engine.generate(WARM_UP, SamplingParams(max_tokens=16))
+                for temperature in temperatures:
+                    params = [
+                        SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + i)
+                        for i in range(len(prompts))
+                    ]
+                    comparison = Comparison(drafter, temperature)
+                    for steps in _compare(plain, llm, prompts, params, raw, comparison):
+                        done += steps
+                        progress(done, total)
+                    comparisons.append(comparison)
+            finally:
+                llm.close()
+    finally:
+        plain.close()
+    return Report(tuple(comparisons))
+
+
+def _compare(
+    plain: Any, llm: Any, prompts: Sequence[Prompt], params: Sequence[SamplingParams], raw: bool, into: Comparison
+) -> Iterator[int]:
+    """Fill one comparison; yields the number of runs each step took."""
+    reference, solo = [], []
+    for index, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
+        runs = {}
+        for engine in (plain, llm) if index % 2 == 0 else (llm, plain):
+            started = time.perf_counter()
+            (result,) = engine.generate([prompt.content], wanted, raw=raw)
+            runs[id(engine)] = (result, time.perf_counter() - started)
+        (expected, plain_seconds), (result, seconds) = runs[id(plain)], runs[id(llm)]
+        reference.append(expected)
+        solo.append(result)
+        if expected.error is None and result.error is None:
+            into.tally.add(result.tally)
+            into.plain_tokens += expected.completion_tokens
+            into.plain_seconds += plain_seconds
+            into.tokens += result.completion_tokens
+            into.seconds += seconds
+        yield 2
+    contents = [prompt.content for prompt in prompts]
+    plain_batch = plain.generate(contents, list(params), raw=raw)
+    yield 1
+    batch = llm.generate(contents, list(params), raw=raw)
+    yield 1
+    for prompt, wanted, expected, *others in zip(prompts, params, reference, solo, plain_batch, batch, strict=True):
+        refusal = _refusal(expected)
+        if refusal is not None and all(_refusal(other) == refusal for other in others):
+            into.refusals.append(refusal)
+            continue
+        into.compared += 1
+        found = []
+        for name, mode, other in zip(
+            (into.drafter, "none", into.drafter), ("solo", "batch", "batch"), others, strict=True
+        ):
+            position = _first_difference(expected, other)
+            if position is not None:
+                margin = _margin(plain, prompt, wanted, raw, position)
+                found.append(_difference(prompt, name, wanted, mode, position, expected, other, margin))
+        into.differing += bool(found)
+        into.differences += found
+
+
+def _refusal(result: Any) -> str | None:
+    return None if result.error is None else str(result.error)
+
+
+def _first_difference(expected: Any, other: Any) -> int | None:
+    """First position at which two completions differ; their common length where only how they ended does."""
+    for position, (a, b) in enumerate(zip_longest(expected.token_ids, other.token_ids)):
+        if a != b:
+            return position
+    same_end = expected.finish_reason == other.finish_reason and expected.text == other.text
+    return None if same_end and _refusal(expected) == _refusal(other) else len(expected.token_ids)
+
+
+def _difference(
+    prompt: Prompt,
+    drafter: str,
+    params: SamplingParams,
+    mode: str,
+    position: int,
+    expected: Any,
+    other: Any,
+    margin: float | None,
+) -> Difference:
+    def token(result: Any) -> int | None:
+        return result.token_ids[position] if position < len(result.token_ids) else None
+
+    return Difference(prompt.name, drafter, params.temperature, mode, position, token(expected), token(other), margin)
+
+
+def _margin(plain: Any, prompt: Prompt, params: SamplingParams, raw: bool, position: int) -> float | None:
+    """The top-2 margin of the plain law at a position: tiny where two tokens nearly tie."""
+    wanted = SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=position + 1, logprobs=2)
+    (result,) = plain.generate([prompt.content], wanted, raw=raw)
+    if not result.logprobs or len(result.logprobs) <= position:
+        return None
+    (_, best), (_, second) = result.logprobs[position].top[:2]
+    return best - second
