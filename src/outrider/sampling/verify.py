@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -40,109 +41,99 @@ def verify(
         starts = [0]
         for tree in trees[:-1]:
             starts.append(starts[-1] + len(tree) + 1)
-    matched = [r for r, c in enumerate(contexts) if acceptance == "match" or c.temperature == 0]
-    verdicts: dict[int, Verdict | OutriderError] = {}
-    if matched:
-        drawn = _draw(
-            [trees[r] for r in matched], logits, [contexts[r] for r in matched], kernels, [starts[r] for r in matched]
-        )
-        for r, tokens in zip(matched, drawn, strict=True):
-            verdicts[r] = _match(trees[r], tokens, logits, starts[r], contexts[r])
-    for r in set(range(len(trees))).difference(matched):
+    drawn: list[int] = []
+    straight = [_is_matched(context, acceptance) and not context.warps(context.position) for context in contexts]
+    if any(straight):
+        drawn = _draw_straight(list(compress(zip(trees, contexts, starts, strict=True), straight)), logits, kernels)
+    verdicts: list[Verdict | OutriderError] = []
+    for r, (tree, context) in enumerate(zip(trees, contexts, strict=True)):
+        rows = slice(starts[r], starts[r] + len(tree) + 1)
         try:
-            verdicts[r] = _reject(trees[r], logits[starts[r] :], contexts[r])
+            if straight[r]:
+                verdict = verify_match(tree, drawn[rows].__getitem__)
+            elif _is_matched(context, acceptance):
+                verdict = verify_match(tree, partial(_draw_warped, logits[rows], context.rows(tree), kernels))
+            else:
+                verdict = _reject(tree, logits[rows], context)
+            if verdict.tokens[-1] < 0:
+                raise _explain(logits[rows], tree, verdict, context)
+            verdicts.append(verdict)
         except OutriderError as error:
-            verdicts[r] = error
-    return [verdicts[r] for r in range(len(trees))]
+            verdicts.append(error)
+    return verdicts
 
 
-def verify_match(tree: DraftTree, drawn: Sequence[int]) -> Verdict:
-    """The match rule: step down while a child carries the token that the target drew itself.
+def verify_match(tree: DraftTree, draw: Callable[[int], int]) -> Verdict:
+    """The match rule: step down while a child carries the token that the target draws itself.
 
-    drawn: N + 1 tokens, the target's own draw at the root and then at each node; where it is -1 (no law), the walk ends
-    and -1 is the verdict's last token.
+    draw: the target's own draw at row 0 (the root) and `i + 1` (after node `i`), asked only for rows that the walk
+    reaches; where it is -1 (no law), the walk ends and -1 is the verdict's last token.
     """
-    child = {(parent, token): i for i, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    child = {edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     path: list[int] = []
-    tokens = [drawn[0]]
-    node = child.get((ROOT, drawn[0]))
+    tokens = [draw(0)]
+    node = child.get((ROOT, tokens[0]))
     while node is not None:
         path.append(node)
-        tokens.append(drawn[node + 1])
-        node = child.get((node, drawn[node + 1]))
+        tokens.append(draw(node + 1))
+        node = child.get((node, tokens[-1]))
     return Verdict(tuple(path), tuple(tokens))
 
 
-def _draw(
-    trees: list[DraftTree], logits: Tensor, contexts: list[Context], kernels: Kernels, starts: list[int]
-) -> list[list[int]]:
-    """The target's own draw at every row of every tree: one call of the kernel, and one more for rows that warp.
+def _is_matched(context: Context, acceptance: str) -> bool:
+    return acceptance == "match" or context.temperature == 0
 
-    Rows that need no warp are read where they lie. A row is drawn at the output position of its depth, so siblings and
-    cousins of one depth share their noise.
+
+def _draw_straight(requests: list[tuple[DraftTree, Context, int]], logits: Tensor, kernels: Kernels) -> list[int]:
+    """The target's draw at every row of requests that need no warp, all in one call, their logits where they lie.
+
+    A row is drawn at the output position of its depth, so siblings and cousins share their noise. Rows of others are
+    drawn greedily, which costs no noise, and not looked at.
     """
     num_rows = logits.shape[0]
     temperatures, seeds = [0.0] * num_rows, [0] * num_rows
     samples, positions = [0] * num_rows, [0] * num_rows
-    warped: dict[int, Tensor] = {}
-    for tree, context, start in zip(trees, contexts, starts, strict=True):
+    for tree, context, start in requests:
         base = context.position
         for row, depth in enumerate((0, *tree.depths()), start):
             temperatures[row], seeds[row] = context.temperature, context.seed_bits
             samples[row], positions[row] = context.request.sample, base + depth
-        if context.warps(base):  # a later position warps only if the first does
-            warped.update(_warped(context.rows(tree), logits, start))
-
-    def draw(weights: Tensor, rows: Sequence[int] | None = None) -> list[int]:
-        def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
-            chosen = values if rows is None else [values[row] for row in rows]
-            return torch.tensor(chosen, dtype=dtype, device=logits.device)
-
-        ids: list[int] = kernels.draw(
-            weights,
-            column(temperatures, torch.float32),
-            column(seeds, torch.int64),
-            column(samples, torch.int32),
-            column(positions, torch.int32),
-        ).tolist()
-        return ids
-
-    special = list(warped)
-    drawn = [-1] * num_rows
-    if special:
-        for row, token in zip(special, draw(torch.stack(list(warped.values())), special), strict=True):
-            drawn[row] = token
-        for row in special:
-            temperatures[row] = 0.0  # drawn already: no noise for it in the call below
-    if len(special) < num_rows:
-        for row, token in enumerate(draw(logits)):
-            if row not in warped:
-                drawn[row] = token
-    return [drawn[start : start + len(tree) + 1] for tree, start in zip(trees, starts, strict=True)]
+    ids: list[int] = _draw(kernels, logits, temperatures, seeds, samples, positions)
+    return ids
 
 
-def _warped(rows: list[Row], logits: Tensor, start: int) -> dict[int, Tensor]:
-    """The weights of the rows that differ from their logits, by row of the batch."""
-    out = {}
-    for i, row in enumerate(rows, start):
-        try:
-            weights = warp(logits[i], row)
-        except OutriderError:
-            weights = torch.full_like(logits[i], -torch.inf)  # `_match` raises it again if the walk gets here
-        if weights.data_ptr() != logits[i].data_ptr():
-            out[i] = weights
-    return out
+def _draw_warped(logits: Tensor, rows: list[Row], kernels: Kernels, row: int) -> int:
+    """The target's draw at one row of a request, its weights made when the walk gets there: few rows are reached."""
+    context = rows[row].context
+    weights = warp(logits[row], rows[row]).unsqueeze(0)
+    return _draw(
+        kernels, weights, [context.temperature], [context.seed_bits], [context.request.sample], [rows[row].position]
+    )[0]
 
 
-def _match(tree: DraftTree, drawn: list[int], logits: Tensor, start: int, context: Context) -> Verdict | OutriderError:
-    verdict = verify_match(tree, drawn)
-    if verdict.tokens[-1] >= 0:
-        return verdict
-    index = verdict.path[-1] + 1 if verdict.path else 0
-    try:
-        problem = explain(warp(logits[start + index], context.rows(tree)[index]))
-    except OutriderError as error:
-        return error
+def _draw(
+    kernels: Kernels,
+    weights: Tensor,
+    temperatures: list[float],
+    seeds: list[int],
+    samples: list[int],
+    positions: list[int],
+) -> list[int]:
+    device = weights.device
+    ids: list[int] = kernels.draw(
+        weights,
+        torch.tensor(temperatures, dtype=torch.float32, device=device),
+        torch.tensor(seeds, dtype=torch.int64, device=device),
+        torch.tensor(samples, dtype=torch.int32, device=device),
+        torch.tensor(positions, dtype=torch.int32, device=device),
+    ).tolist()
+    return ids
+
+
+def _explain(logits: Tensor, tree: DraftTree, verdict: Verdict, context: Context) -> OutriderError:
+    """Why nothing could be drawn where the walk ended."""
+    row = verdict.path[-1] + 1 if verdict.path else 0
+    problem = explain(warp(logits[row], context.rows(tree)[row]))
     assert problem is not None, "a row with a law was not drawn from"
     return problem
 

@@ -16,7 +16,7 @@ from outrider.errors import NumericsError, RequestError
 from outrider.sampling.context import Context, Row
 
 _HEAD = 1024
-"""Tokens looked at before a nucleus needs the whole vocabulary sorted."""
+"""Tokens that are ranked before the whole vocabulary is, which few laws need."""
 
 
 def warp(logits: Tensor, row: Row) -> Tensor:
@@ -37,9 +37,7 @@ def warp(logits: Tensor, row: Row) -> Tensor:
     if context.penalises:
         weights = _penalise(weights, row)
     _forbid(weights, row)
-    if context.truncates:
-        _truncate(weights, context)
-    return weights
+    return _truncate(weights, context) if context.truncates else weights
 
 
 def law(weights: Tensor, temperature: float) -> Tensor:
@@ -114,31 +112,56 @@ def _forbid(weights: Tensor, row: Row) -> None:
     weights.masked_fill_(forbidden, -math.inf)
 
 
-def _truncate(weights: Tensor, context: Context) -> None:
-    """Top-k (ties with the k-th stay, as in Transformers), top-p, min-p: -inf outside, in place."""
-    params = context.params
+def _truncate(weights: Tensor, context: Context) -> Tensor:
+    """Top-k (ties with the k-th stay, as in Transformers), top-p and min-p: each keeps a prefix of one ranking.
+
+    The ranking is by descending weight, ties by lowest id. A head of it is enough if it goes on past the prefix.
+    """
+    vocab_size = weights.shape[0]
+    for size in (min(_HEAD, vocab_size), vocab_size):
+        values, ids = _ranking(weights, size)
+        num_kept = _num_kept(values, weights, context)
+        if num_kept is not None:
+            break
+    assert num_kept is not None
+    kept = torch.full_like(weights, -math.inf)
+    kept[ids[:num_kept]] = values[:num_kept]
+    return kept
+
+
+def _ranking(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The first `size` tokens by descending weight; among those tied with the last, which ones is left open."""
+    if size == weights.shape[0]:
+        ranked = torch.sort(weights, descending=True, stable=True)
+        return ranked.values, ranked.indices
+    ids = torch.topk(weights, size, sorted=False).indices.sort().values
+    ranked = torch.sort(weights[ids], descending=True, stable=True)
+    return ranked.values, ids[ranked.indices]
+
+
+def _num_kept(values: Tensor, weights: Tensor, context: Context) -> int | None:
+    """How many tokens of a ranking's head survive; None if the head may be too short to tell.
+
+    values: (K,) float32, descending; weights: (V,) float32, all of them.
+    """
+    params, temperature = context.params, context.temperature
+    complete = values.shape[0] == weights.shape[0]
+    # Ties with the head's last token may lie outside it.
+    num_known = values.shape[0] if complete else int((values > values[-1]).sum())
+    scaled = values.to(torch.float64) / temperature
+    num_kept = values.shape[0]
     if 0 < params.top_k < weights.shape[0]:
-        least = torch.topk(weights, params.top_k).values[-1]
-        weights.masked_fill_(weights < least, -math.inf)
+        if params.top_k > num_known:
+            return None
+        num_kept = int((values >= values[params.top_k - 1]).sum())
     if params.top_p < 1:
-        _keep_nucleus(weights, context.temperature, params.top_p)
+        # The nucleus (arXiv:1904.09751) of what top-k left: a token stays if the mass above it is too little.
+        whole = (
+            scaled[:num_kept] if 0 < params.top_k < weights.shape[0] else weights.to(torch.float64).div_(temperature)
+        )
+        total = (whole - scaled[0]).exp_().sum()
+        mass = (scaled[:num_kept] - scaled[0]).exp_().cumsum(0)
+        num_kept = min(num_kept, 1 + int((mass < params.top_p * total).sum()))
     if params.min_p > 0:
-        scaled = weights.to(torch.float64) / context.temperature
-        weights.masked_fill_(scaled < scaled.max() + math.log(params.min_p), -math.inf)
-
-
-def _keep_nucleus(weights: Tensor, temperature: float, top_p: float) -> None:
-    """Keep the fewest likeliest tokens that hold `top_p` (Holtzman et al., arXiv:1904.09751); ties by lowest id."""
-    scaled = weights.to(torch.float64) / temperature
-    total = torch.logsumexp(scaled, dim=0)
-    head = torch.topk(scaled, min(_HEAD, scaled.shape[0])).values
-    mass = (head - total).exp().cumsum(0)
-    if mass[-1] < top_p and head.shape[0] < scaled.shape[0]:
-        head = torch.sort(scaled, descending=True).values
-        mass = (head - total).exp().cumsum(0)
-    num_kept = 1 + int((mass[:-1] < top_p).sum())  # a token stays if the mass above it is less than top_p
-    least = head[num_kept - 1]
-    weights.masked_fill_(scaled < least, -math.inf)
-    tied = (scaled == least).nonzero().flatten()
-    num_tied_kept = num_kept - int((head[:num_kept] > least).sum())
-    weights[tied[num_tied_kept:]] = -math.inf
+        num_kept = min(num_kept, int((scaled >= scaled[0] + math.log(params.min_p)).sum()))
+    return num_kept if num_kept <= num_known else None
