@@ -1,0 +1,88 @@
+"""A GGUF file as a folder in Transformers' layout: exactly dequantised weights, and a tokenizer that splits as it."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from outrider.errors import ModelError
+from outrider.models.gguf import read_header
+
+
+def convert(packed: Path, folder: Path, progress: Callable[[int, int], None]) -> None:
+    """Write config, tokenizer, generation config and `model.safetensors` (float32) of a GGUF file into `folder`.
+
+    Raises:
+        ModelError: if the file is damaged, or Transformers does not know its architecture.
+    """
+    read_header(packed)
+    try:
+        with quiet(), redirect_stderr(io.StringIO()):  # its bars go there past its own switch
+            tokenizer = gguf_tokenizer(packed)
+            progress(1, 3)
+            config = AutoConfig.from_pretrained(packed.parent, gguf_file=packed.name)
+            module = AutoModelForCausalLM.from_pretrained(
+                packed.parent, gguf_file=packed.name, config=config, dtype=torch.float32
+            )
+            progress(2, 3)
+            tokenizer.model_max_length = config.max_position_embeddings
+            tokenizer.save_pretrained(folder)
+            module.generation_config.save_pretrained(folder)
+            _save(module, folder)
+    except (ValueError, KeyError, ImportError) as error:
+        raise ModelError(f"{packed.name}: Transformers cannot read this GGUF file ({error})") from error
+    progress(3, 3)
+
+
+def _save(module: Any, folder: Path) -> None:
+    """`save_pretrained` by hand: Transformers refuses it for weights that came from a GGUF, even dequantised ones."""
+    weights, seen = {}, set()
+    for name, weight in module.state_dict().items():
+        if weight.data_ptr() not in seen:  # a tied head is written once, under its first name
+            seen.add(weight.data_ptr())
+            weights[name] = weight.float().contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {k: v for k, v in module.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
+    config |= {"architectures": [type(module).__name__], "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def gguf_tokenizer(packed: Path) -> Any:
+    """The tokenizer inside a GGUF file.
+
+    Transformers leaves out the split of digits that the pre-tokenizer named "smollm" makes before byte-level pairs
+    are merged, so runs of blanks before a number would come out otherwise than the model was trained on.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name)
+    if read_header(packed).metadata.get("tokenizer.ggml.pre") == "smollm":
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+    return tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Transformers' own progress bars and warnings off a person's terminal while the block runs."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,173 @@
+"""From a name to a target: finds the files, refuses what cannot be served, and chooses the way through a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.config import DTYPES, cache_folder
+from outrider.errors import ModelError
+from outrider.kernels import Kernels, select
+from outrider.models import checks, fetch as fetching
+from outrider.models.gguf import read_header
+from outrider.models.lean import LeanModel
+from outrider.models.module import ModuleModel
+from outrider.models.target import FIXED_WIDTH, Model, Target
+
+PACKED_FILE = "weights.gguf"
+"""The packed file kept beside the converted weights in a fetched folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model's files lie: a folder in Transformers' layout, a GGUF file, or both."""
+
+    name: str
+    folder: Path | None
+    gguf: Path | None
+
+    def reference(self) -> tuple[Path, dict[str, str]]:
+        """What Transformers' `from_pretrained` takes: a folder, and the file's name in it where it is a GGUF."""
+        if self.folder is not None:
+            return self.folder, {}
+        assert self.gguf is not None
+        return self.gguf.parent, {"gguf_file": self.gguf.name}
+
+
+def load(
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    kernels: str = "auto",
+    threads: int | None = None,
+    fetch: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Target:
+    """Load a target (or a small drafter model): an alias, a folder, a `.gguf` file or a hub id.
+
+    Args:
+        dtype: "packed" runs a quantised file's own bits, "float32" and "bfloat16" the dequantised weights. "auto" is
+            packed on a CPU where the file and the native kernels allow it, else bfloat16 on a GPU, else what the
+            folder holds.
+        fetch: download an alias that is not there yet, instead of refusing.
+
+    Raises:
+        ModelError: one sentence with its remedy. FetchError: if a download was asked for and failed.
+        KernelError: if the kernels asked for cannot run here.
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
+    place = resolve_device(device)
+    source = locate(model, fetch=fetch, progress=progress)
+    chosen = select(kernels, place, threads)
+    config = checks.read_config(source)
+    tokenizer = checks.read_tokenizer(source)
+    dtype = _resolve_dtype(dtype, source, config, place, chosen)
+    if dtype == "packed":
+        body, generation = _packed(source, config, chosen), checks.read_generation_config(source)
+    else:
+        module = checks.read_module(source, config, getattr(torch, dtype), place)
+        body, generation = LeanModel.from_module(module, chosen) or ModuleModel(module, chosen), module.generation_config
+    return assemble(source.name, body, dtype, place, chosen, tokenizer, config, generation)
+
+
+def assemble(
+    name: str,
+    body: Model,
+    dtype: str,
+    device: torch.device,
+    kernels: Kernels,
+    tokenizer: Any,
+    config: Any,
+    generation: Any,
+) -> Target:
+    """A target from its parts; settles its vocabulary, its ends and its longest context."""
+    text = config.get_text_config(decoder=True)
+    max_positions, notes = checks.longest_context(text)
+    is_module = isinstance(body, ModuleModel)
+    return Target(
+        name=name,
+        way="module" if is_module else "lean",
+        dtype=dtype,
+        device=device,
+        model=body,
+        kernels=kernels,
+        tokenizer=tokenizer,
+        config=config,
+        vocab_size=min(text.vocab_size, 1 + max(tokenizer.get_vocab().values())),
+        eos_ids=checks.end_ids(generation, tokenizer),
+        max_positions=max_positions,
+        hidden_size=text.hidden_size,
+        page_dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32,
+        fixed_width=FIXED_WIDTH if is_module else kernels.fixed_width,
+        notes=notes,
+    )
+
+
+def resolve_device(device: str) -> torch.device:
+    """ "auto" is the first GPU where there is one, else the CPU.
+
+    Raises:
+        ModelError: for a device that is not here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f"device {device!r} is unknown: give cpu, cuda or cuda:N") from error
+    if place.type not in ("cpu", "cuda") or (place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count()):
+        raise ModelError(f"device {device!r} is not here: {torch.cuda.device_count()} CUDA devices are visible, or use cpu")
+    return place
+
+
+def locate(
+    model: str, *, fetch: bool = False, progress: Callable[[str, int, int], None] | None = None
+) -> Source:
+    """Find a model's files; nothing is downloaded but a hub id's, or an alias's with `fetch`.
+
+    Raises:
+        ModelError: if there is nothing of that name.
+    """
+    if model in fetching.ALIASES:
+        folder = fetching.fetch(model, progress) if fetch else cache_folder() / "models" / model
+        if not (folder / "provenance.json").is_file():
+            raise ModelError(f"{model} is not here yet: run `outrider fetch {model}`")
+        packed = folder / PACKED_FILE
+        return Source(model, folder, packed if packed.is_file() else None)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        packed = path / PACKED_FILE
+        return Source(model, path, packed if packed.is_file() else None)
+    if path.is_file():
+        read_header(path)
+        return Source(model, None, path)
+    return Source(model, fetching.hub_folder(model), None)
+
+
+def _resolve_dtype(dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels) -> str:
+    packable = source.gguf is not None and read_header(source.gguf).is_packable
+    if dtype == "packed" and not packable:
+        raise ModelError(
+            f"{source.name} holds no Q4_0, Q4_1 or Q8_0 weights to run packed: choose dtype float32 or bfloat16"
+        )
+    if dtype != "auto":
+        return dtype
+    if device.type == "cuda":
+        return "bfloat16"
+    if packable and kernels.name == "native":
+        return "packed"
+    return "bfloat16" if source.gguf is None and config.dtype == torch.bfloat16 else "float32"
+
+
+def _packed(source: Source, config: Any, kernels: Kernels) -> Model:
+    assert source.gguf is not None
+    body = LeanModel.from_gguf(source.gguf, config, kernels)
+    if body is None:
+        raise ModelError(f"{source.name} ({config.model_type}) cannot run packed: choose dtype float32 or bfloat16")
+    return body
