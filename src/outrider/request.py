@@ -47,7 +47,7 @@ class SamplingParams:
         repetition_penalty: over prompt and completion, as CTRL (arXiv:1909.05858). frequency_penalty,
             presence_penalty: over the completion, as OpenAI defines them.
         logit_bias: token id to a number added to its logit.
-        bad_words: token sequences that never appear in the completion.
+        bad_words: token sequences (or texts, which the front door encodes) that never appear in the completion.
         min_tokens: end tokens and stop_token_ids are forbidden before this many.
         max_tokens: at most this many completion tokens (None: to the end of the context).
         stop: strings that end the text before themselves. stop_token_ids: tokens that end it, like the model's own.
@@ -68,7 +68,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
     min_tokens: int = 0
     max_tokens: int | None = 256
     stop: tuple[str, ...] = ()
@@ -125,8 +125,11 @@ class SamplingParams:
             refuse("stop", "give a tuple of non-empty strings")
         if not all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids):
             refuse("stop_token_ids", "give token ids")
-        if not all(words and all(isinstance(t, int) and t >= 0 for t in words) for words in self.bad_words):
-            refuse("bad_words", "give non-empty sequences of token ids")
+        if isinstance(self.bad_words, str) or not all(
+            words and (isinstance(words, str) or all(isinstance(t, int) and t >= 0 for t in words))
+            for words in self.bad_words
+        ):
+            refuse("bad_words", "give non-empty texts or sequences of token ids")
         for token, bias in self.logit_bias.items():
             if not isinstance(token, int) or token < 0 or math.isnan(bias) or bias == math.inf:
                 refuse("logit_bias", "map token ids to numbers")

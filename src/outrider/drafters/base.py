@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 from outrider.cache.pages import Pages, PageSpec
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.request import Request
+from outrider.sampling.context import Context
 from outrider.tree import DraftTree
 
 if TYPE_CHECKING:
     import torch
 
     from outrider.config import EngineConfig
-    from outrider.kernels.base import Kernels
     from outrider.models.target import Target
 
 
@@ -59,13 +59,14 @@ class Ask:
     """One request's question to the drafter.
 
     Attributes:
-        request: read only. budget: at most this.
+        request: read only. context: its side of sampling, for drafters that draw. budget: at most this.
         table: its block table (slots of known tokens, in the target's and in the drafter's stack alike).
         seen: leading tokens whose keys the drafter's own stack holds; it may lag by any number.
         scratch: slots for the drafter's guesses, `Needs.num_scratch` of them.
     """
 
     request: Request
+    context: Context
     budget: Budget
     table: Sequence[int] = ()
     seen: int = 0
@@ -74,10 +75,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What a drafter is built from: the target, the kernels, the settings, and later its pages."""
+    """What a drafter is built from: the target and the settings."""
 
     target: Target
-    kernels: Kernels
     config: EngineConfig
 
 

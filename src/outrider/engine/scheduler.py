@@ -25,6 +25,7 @@ class Work:
 
     Attributes:
         draws: the last known token's row is among them, so the pass yields a token.
+        is_cycle: it is a decode pass of this request; the prefill's token belongs to none.
         node_slots: slots of the guesses, in the target's stack. scratch: slots for the drafter's own guesses.
     """
 
@@ -32,14 +33,10 @@ class Work:
     start: int
     num_rows: int
     draws: bool
+    is_cycle: bool
     budget: Budget = Budget()
     node_slots: tuple[int, ...] = ()
     scratch: tuple[int, ...] = ()
-
-    @property
-    def is_cycle(self) -> bool:
-        """A decode pass of this request; the prefill's token belongs to none."""
-        return self.draws and bool(self.request.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +141,15 @@ class Scheduler:
             count = min(pending, limit)
             if not self.ledger.reserve(key, span.committed + count):
                 return None
-            return Work(request, span.committed, count, draws=count == pending)
+            draws = count == pending
+            return Work(request, span.committed, count, draws, is_cycle=draws and bool(request.output))
         for allowed in (self._clamp(request, budget, rows), Budget()):
             scratch = self.needs.num_scratch(allowed.depth, allowed.width)
             if self.ledger.reserve(key, span.committed + 1 + allowed.nodes + scratch):
                 first = span.committed + 1
                 slots = self.ledger.slots(key, first, first + allowed.nodes + scratch)
                 nodes, rest = tuple(slots[: allowed.nodes]), tuple(slots[allowed.nodes :])
-                return Work(request, span.committed, 1, True, allowed, nodes, rest)
+                return Work(request, span.committed, 1, True, True, allowed, nodes, rest)
         return None
 
     def _clamp(self, request: Request, budget: Budget, rows: int) -> Budget:

@@ -1,0 +1,72 @@
+"""A stand-alone smaller model of the same vocabulary, with a key-value stack of its own that may lag behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.cache.pages import Pages
+from outrider.drafters.base import Ask, Needs, Workshop
+from outrider.drafters.grow import Grower
+from outrider.models.batch import FlatBatch, TargetOutput
+from outrider.models.loader import load
+from outrider.models.target import Target, same_vocabulary
+from outrider.request import Request
+from outrider.tree import DraftTree
+
+
+class SmallModel:
+    """Drafts by running its model ahead; the noise of its draws is the target's own (Leviathan et al., 2211.17192).
+
+    It learns nothing from `observe`: what it has not seen is in the request's tokens, and the next proposal runs them.
+    Without `drafter_model` it is the target itself, which is right for a test of exactness and never faster.
+
+    Raises:
+        ModelError: for a model of another vocabulary, naming the first differing id.
+    """
+
+    name = "small_model"
+
+    def __init__(self, workshop: Workshop) -> None:
+        target, config = workshop.target, workshop.config
+        if config.drafter_model is None:
+            self.model: Target = target
+        else:
+            self.model = load(
+                config.drafter_model,
+                dtype=config.dtype,
+                device=str(target.device),
+                kernels=config.kernels,
+                threads=config.threads,
+            )
+            same_vocabulary(target.tokenizer, self.model.tokenizer)
+        self.needs = Needs(
+            stack=tuple(self.model.page_specs), stack_dtype=self.model.page_dtype, scratch_levels=1
+        )
+        self._workshop = workshop
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.model is self._workshop.target else self.model.nbytes
+
+    def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
+        assert own_pages is not None
+        pages = own_pages
+        self._grower = Grower(
+            lambda batch: self.model.forward(batch, pages).logits,
+            self._workshop.target.kernels,
+            self._workshop.config.acceptance,
+            block_size,
+            self._workshop.target.vocab_size,
+        )
+
+    def begin(self, request: Request) -> None:
+        """The ledger knows how much of its prefix the stack has seen."""
+
+    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[tuple[Request, int]]) -> None:
+        """Catches up from tokens when asked."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        return self._grower.grow(asks, [ask.seen for ask in asks], self.model.device)
+
+    def end(self, request: Request) -> None:
+        """Slots belong to the ledger."""

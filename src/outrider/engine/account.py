@@ -1,0 +1,41 @@
+"""Turns a pass into its record, and adds each request's part to its own tally."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from outrider.record import Record, RequestCycle
+
+if TYPE_CHECKING:
+    from outrider.engine.ends import Emission
+    from outrider.engine.step import Flight
+
+
+def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float, seconds_total: float) -> Record:
+    """The record of a pass. A request's seconds are those of every pass it took part in, shared with others or not."""
+    cycles = []
+    prefill_rows = 0
+    for work, tree, emission in zip(flight.plan.works, flight.trees, emissions, strict=True):
+        tally = work.request.tally
+        tally.seconds_total += seconds_total
+        if work.is_cycle and emission.tokens:
+            depth = max(tree.depths(), default=0)
+            cycles.append(RequestCycle(work.request.id, len(tree), depth, len(emission.tokens)))
+            tally.count(len(tree), len(emission.tokens))
+            tally.seconds_draft += flight.seconds_draft
+            tally.seconds_verify += flight.seconds_verify
+            tally.seconds_sample += seconds_sample
+        else:
+            tally.seconds_prefill += seconds_total
+        if not work.is_cycle or work.num_rows > 1:
+            prefill_rows += work.num_rows
+    return Record(
+        rows=flight.batch.num_rows,
+        prefill_rows=prefill_rows,
+        cycles=tuple(cycles),
+        seconds_draft=flight.seconds_draft,
+        seconds_verify=flight.seconds_verify,
+        seconds_sample=seconds_sample,
+        seconds_total=seconds_total,
+    )

@@ -1,0 +1,212 @@
+"""Every "auto" decided, with its reason; then the engine put together from its parts."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import transformers
+
+import outrider
+from outrider.cache.blocks import BlockPool
+from outrider.cache.ledger import Ledger
+from outrider.cache.pages import Pages
+from outrider.config import EngineConfig
+from outrider.control.cost import PassCost
+from outrider.control.depth import DEEPEST, Control
+from outrider.drafters.base import Drafter, Needs, Workshop
+from outrider.engine.memory import MemoryPlan, plan_memory, slot_bytes
+from outrider.engine.scheduler import Scheduler
+from outrider.engine.step import Engine
+from outrider.errors import ConfigError
+from outrider.models.batch import BatchBuilder
+from outrider.models.loader import load
+from outrider.models.target import Target
+from outrider.registry import DRAFTERS
+
+DEFAULT_DRAFTER = "ngram"
+"""Needs no weights, no memory and no training, and is silent where it has nothing to say."""
+TYPICAL_CONTEXT = 256
+"""Keys that each row of a measured pass reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What runs: every setting after its "auto" was decided, and why; printed at start, saved with every report."""
+
+    model: str
+    way: str
+    dtype: str
+    numerics: str
+    device: str
+    kernels: str
+    fixed_width: int | None
+    drafter: str
+    depth: int
+    width: int
+    adaptive: bool
+    acceptance: str
+    exactness: str
+    max_context: int
+    max_requests: int
+    max_rows: int
+    block_size: int
+    prefix_cache: bool
+    memory: MemoryPlan
+    pass_seconds: dict[int, float]
+    versions: dict[str, str]
+    reasons: dict[str, str]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """One line a setting, with its reason where it was decided here."""
+        shown = {k: v for k, v in asdict(self).items() if k not in ("memory", "pass_seconds", "reasons", "notes")}
+        width = max(map(len, shown))
+        lines = [
+            f"{name:<{width}}  {value}" + (f"  ({self.reasons[name]})" if name in self.reasons else "")
+            for name, value in shown.items()
+        ]
+        memory = self.memory
+        lines.append(
+            f"{'memory':<{width}}  weights {memory.weights / 2**20:.0f} MiB, "
+            f"{memory.slots} slots of {memory.slot} bytes = {memory.pages / 2**20:.0f} MiB, "
+            f"workspace {memory.workspace / 2**20:.0f} MiB, of {memory.free / 2**20:.0f} MiB free"
+        )
+        passes = ", ".join(f"{rows}: {seconds * 1e3:.1f} ms" for rows, seconds in self.pass_seconds.items())
+        return [*lines, f"{'pass':<{width}}  by rows {passes}", *(f"note: {note}" for note in self.notes)]
+
+
+def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | None = None) -> tuple[Engine, Resolved]:
+    """Load the target and the drafter, plan memory, measure what a pass costs, and put the engine together.
+
+    Raises:
+        OutriderError: one sentence with its remedy.
+    """
+    reasons: dict[str, str] = {}
+    target = load(
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        kernels=config.kernels,
+        threads=config.threads,
+        progress=progress,
+    )
+    _refuse(config, target)
+    drafter = _drafter(config, target, reasons)
+    needs = drafter.needs if drafter else Needs()
+    depth = _depth(config, reasons) if drafter else 0
+    max_context = min(config.max_context or target.max_positions, target.max_positions)
+    slot = slot_bytes(target.page_specs, target.page_dtype)
+    if needs.stack:
+        slot += slot_bytes(needs.stack, needs.stack_dtype or target.page_dtype)
+    if config.max_context is None and config.num_slots is not None:
+        max_context = min(max_context, config.num_slots - 2 * config.block_size)
+        reasons["max_context"] = "all that num_slots holds"
+    memory = plan_memory(
+        weights=target.nbytes + getattr(drafter, "nbytes", 0),
+        slot=slot,
+        num_slots=config.num_slots,
+        block_size=config.block_size,
+        max_context=max_context,
+        logit_rows=min(config.max_rows, config.max_requests * (1 + depth * config.width)),
+        vocab_size=target.vocab_size,
+        device=target.device,
+    )
+    pages = target.make_pages(memory.slots)
+    own_pages = None
+    if drafter:
+        if needs.stack:
+            dtype = needs.stack_dtype or target.page_dtype
+            own_pages = Pages(list(needs.stack), memory.slots, dtype, target.device)
+        drafter.place(pages, own_pages, config.block_size)
+    stacks = (drafter.name,) if drafter and needs.stack else ()
+    ledger = Ledger(BlockPool(memory.slots // config.block_size, config.block_size), stacks, config.prefix_cache)
+    cost = PassCost.measure(lambda rows: _time_pass(target, pages, rows, config.block_size))
+    control = Control(cost, depth, config.width, config.adaptive)
+    scheduler = Scheduler(ledger, needs, config.max_requests, config.max_rows, max_context)
+    engine = Engine(target, pages, scheduler, drafter, control, config.acceptance)
+    exactness = target.exactness if config.acceptance == "match" else "distribution"
+    resolved = Resolved(
+        model=target.name,
+        way=target.way,
+        dtype=target.dtype,
+        numerics=target.numerics,
+        device=str(target.device),
+        kernels=target.kernels.name,
+        fixed_width=target.fixed_width,
+        drafter=drafter.name if drafter else "none",
+        depth=depth,
+        width=config.width,
+        adaptive=config.adaptive,
+        acceptance=config.acceptance,
+        exactness=exactness,
+        max_context=max_context,
+        max_requests=config.max_requests,
+        max_rows=config.max_rows,
+        block_size=config.block_size,
+        prefix_cache=config.prefix_cache,
+        memory=memory,
+        pass_seconds=cost.table(),
+        versions=versions(),
+        reasons=reasons,
+        notes=tuple(target.notes),
+    )
+    return engine, resolved
+
+
+def versions() -> dict[str, str]:
+    """What a figure depends on besides the machine."""
+    return {
+        "outrider": outrider.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _refuse(config: EngineConfig, target: Target) -> None:
+    """Settings that would not do what they say."""
+    if config.max_context is not None and config.max_context > target.max_positions:
+        raise ConfigError(f"max_context={config.max_context} exceeds the model's {target.max_positions} positions: lower it")
+    if config.drafter_model is not None and config.drafter not in ("small_model", "auto"):
+        raise ConfigError(f"drafter_model is read by the drafter small_model, not by {config.drafter!r}: leave one out")
+    if config.exit_layers is not None and config.drafter != "early_exit":
+        raise ConfigError(f"exit_layers is read by the drafter early_exit, not by {config.drafter!r}: leave one out")
+
+
+def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> Drafter | None:
+    name = config.drafter
+    if name == "none":
+        return None
+    if name == "auto":
+        name = "small_model" if config.drafter_model else DEFAULT_DRAFTER
+        reasons["drafter"] = "a drafter model is named" if config.drafter_model else "needs no weights and no memory"
+    drafter: Drafter = DRAFTERS[name](Workshop(target, config))
+    return drafter
+
+
+def _depth(config: EngineConfig, reasons: dict[str, str]) -> int:
+    if config.depth is not None:
+        return config.depth
+    reasons["depth"] = "control chooses up to this in every cycle"
+    return DEEPEST
+
+
+def _time_pass(target: Target, pages: Pages, rows: int, block_size: int) -> float:
+    """Seconds of one pass of `rows` rows that read and write the block that belongs to nobody."""
+    context = min(TYPICAL_CONTEXT, target.max_positions - 1)
+    builder = BatchBuilder(block_size)
+    builder.request([0] * (context // block_size + 1))
+    for _ in range(rows):
+        builder.node(0, context, [0])
+    batch = builder.build(target.device)
+    started = time.perf_counter()
+    target.forward(batch, pages).logits[-1, -1].item()  # waits for the device
+    return time.perf_counter() - started

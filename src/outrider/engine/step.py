@@ -1,0 +1,255 @@
+"""START READING HERE: one cycle (plan, draft, verify, commit), repeated; there is no other generate loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.cache.ledger import Ledger
+from outrider.cache.pages import Pages
+from outrider.control.depth import Control
+from outrider.drafters.base import Ask, Drafter
+from outrider.engine import account
+from outrider.engine.ends import Emission, deliver
+from outrider.engine.scheduler import Plan, Scheduler, Work, key_of
+from outrider.engine.text import TextStream
+from outrider.errors import OutriderError
+from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
+from outrider.models.target import Target
+from outrider.record import Record
+from outrider.request import FinishReason, Request
+from outrider.sampling import logprobs
+from outrider.sampling.context import Context
+from outrider.sampling.verify import verify
+from outrider.tree import EMPTY_TREE, DraftTree, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A pass between its launch and its collection.
+
+    Attributes:
+        trees: one a work. starts: the first row of each work in `output.logits`.
+    """
+
+    plan: Plan
+    trees: tuple[DraftTree, ...]
+    starts: tuple[int, ...]
+    batch: FlatBatch
+    output: TargetOutput
+    started: float
+    seconds_draft: float
+    seconds_verify: float
+
+
+class Engine:
+    """Owns the books of all requests and repeats `step` until they are over.
+
+    Args:
+        drafter: None is plain decoding: the same step with empty trees.
+        acceptance: "match" or "rejection".
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        pages: Pages,
+        scheduler: Scheduler,
+        drafter: Drafter | None,
+        control: Control,
+        acceptance: str = "match",
+    ) -> None:
+        self.target = target
+        self.pages = pages
+        self.scheduler = scheduler
+        self.ledger: Ledger = scheduler.ledger
+        self.drafter = drafter
+        self.control = control
+        self.acceptance = acceptance
+        self._contexts: dict[int, Context] = {}
+        self._texts: dict[int, TextStream] = {}
+
+    def add(self, request: Request, text: TextStream | None = None) -> None:
+        """Queue a request; `text` where its text is wanted as it comes, or ends it (stop strings).
+
+        Raises:
+            RequestError: where a sampling field cannot be honoured exactly.
+        """
+        self._contexts[request.id] = Context(request, self.target.vocab_size, self.target.device)
+        if text is not None:
+            self._texts[request.id] = text
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request between two cycles; its slots return at once, its neighbours are not touched."""
+        if not request.is_finished:
+            self._finish(request, FinishReason.ABORT)
+            self._forget(request)
+
+    def step(self) -> tuple[list[Emission], Record]:
+        """One cycle for all running requests: what each delivered, and what it cost."""
+        return self.collect(self.launch())
+
+    def launch(self) -> Flight:
+        """Plan, draft, and run the target over known tokens and guesses at once."""
+        started = time.perf_counter()
+        plan = self.scheduler.plan(self.control.budget(self.scheduler.decoding()))
+        self._begin(plan)
+        trees = self._propose(plan.works)
+        batch, starts = self._build(plan.works, trees)
+        drafted = time.perf_counter()
+        output = self.target.forward(batch, self.pages, taps=self.drafter.needs.taps if self.drafter else ())
+        verified = time.perf_counter()
+        return Flight(plan, trees, starts, batch, output, started, drafted - started, verified - drafted)
+
+    def collect(self, flight: Flight) -> tuple[list[Emission], Record]:
+        """Verify, commit what was accepted, and deliver it token by token."""
+        began = time.perf_counter()
+        verdicts = self._verify(flight)
+        self._commit(flight, verdicts)
+        emissions = [
+            self._settle(work, verdict, flight, index)
+            for index, (work, verdict) in enumerate(zip(flight.plan.works, verdicts, strict=True))
+        ]
+        if self.drafter:
+            commits = [(emission.request, len(emission.tokens)) for emission in emissions]
+            self.drafter.observe(flight.batch, flight.output, commits)
+        ended = time.perf_counter()
+        record = account.record(flight, emissions, seconds_sample=ended - began, seconds_total=ended - flight.started)
+        self.control.learn(record)
+        for emission in emissions:
+            if emission.request.is_finished:
+                self._forget(emission.request)
+        return [e for e in emissions if e.tokens or e.request.is_finished], record
+
+    def _begin(self, plan: Plan) -> None:
+        for request in plan.admitted:
+            request.prompt_logprobs.clear()  # a prompt that starts again tells them again
+        if self.drafter:
+            for request in plan.preempted:
+                self.drafter.end(request)
+            for request in plan.admitted:
+                self.drafter.begin(request)
+
+    def _propose(self, works: Sequence[Work]) -> tuple[DraftTree, ...]:
+        """One tree a work, empty where nothing is to be guessed."""
+        asks = {
+            index: Ask(
+                work.request,
+                self._contexts[work.request.id],
+                work.budget,
+                self.ledger[key_of(work.request)].table,
+                self.ledger[key_of(work.request)].seen.get(self.drafter.name, 0),
+                work.scratch,
+            )
+            for index, work in enumerate(works)
+            if self.drafter and work.budget.nodes
+        }
+        if not asks:
+            return (EMPTY_TREE,) * len(works)
+        assert self.drafter is not None
+        guessed = dict(zip(asks, self.drafter.propose(list(asks.values())), strict=True))
+        for tree in guessed.values():
+            tree.check(self.target.vocab_size)
+        return tuple(guessed.get(index, EMPTY_TREE) for index in range(len(works)))
+
+    def _build(self, works: Sequence[Work], trees: Sequence[DraftTree]) -> tuple[FlatBatch, tuple[int, ...]]:
+        builder = BatchBuilder(self.ledger.block_size)
+        starts = []
+        for work, tree in zip(works, trees, strict=True):
+            request = work.request
+            starts.append(builder.num_logit_rows)
+            self.ledger.draft(key_of(request), work.num_rows + len(tree))
+            builder.request(self.ledger[key_of(request)].table)
+            wanted = work.num_rows if _tells_prompt(work) else int(work.draws)
+            builder.line(work.start, request.tokens(work.start, work.start + work.num_rows), wanted)
+            builder.tree(work.start + work.num_rows, tree.tokens, tree.parents, work.node_slots[: len(tree)])
+        return builder.build(self.target.device), tuple(starts)
+
+    def _verify(self, flight: Flight) -> list[Verdict | OutriderError | None]:
+        """What the target says of each work's tree; None where the pass holds only a part of a prompt."""
+        drawing = [index for index, work in enumerate(flight.plan.works) if work.draws]
+        works, trees = flight.plan.works, flight.trees
+        verdicts: list[Verdict | OutriderError | None] = [None] * len(works)
+        found = verify(
+            [trees[index] for index in drawing],
+            flight.output.logits,
+            [self._contexts[works[index].request.id] for index in drawing],
+            self.target.kernels,
+            self.acceptance,
+            [self._root_row(flight, index) for index in drawing],
+        )
+        for index, verdict in zip(drawing, found, strict=True):
+            verdicts[index] = verdict
+        return verdicts
+
+    def _commit(self, flight: Flight, verdicts: Sequence[Verdict | OutriderError | None]) -> None:
+        """Lengths move; an accepted path is compacted in the target's stack where it is not in line already."""
+        source: list[int] = []
+        target: list[int] = []
+        for work, verdict in zip(flight.plan.works, verdicts, strict=True):
+            key, stop = key_of(work.request), work.start + work.num_rows
+            known = work.request.tokens(0, stop)
+            if isinstance(verdict, Verdict):
+                for place, node in enumerate(verdict.path):
+                    if place != node:
+                        source.append(work.node_slots[node])
+                        target.append(work.node_slots[place])
+                known += verdict.tokens[:-1]
+            self.ledger.commit(key, known, len(known))
+            if work.budget.nodes and self.drafter and self.drafter.needs.stack:
+                self.ledger.saw(key, self.drafter.name, stop)
+        self.pages.compact(source, target)
+
+    def _settle(self, work: Work, verdict: Verdict | OutriderError | None, flight: Flight, index: int) -> Emission:
+        """Deliver what the verdict holds; one bad request fails alone."""
+        request = work.request
+        if _tells_prompt(work):
+            self._tell_prompt(work, flight.output, flight.starts[index])
+        if verdict is None:
+            return Emission(request, (), 0)
+        if isinstance(verdict, OutriderError):
+            request.error = verdict
+            self._finish(request, FinishReason.ERROR)
+            return Emission(request, (), 0)
+        rows = None
+        if request.params.logprobs is not None:
+            root, tree = self._root_row(flight, index), flight.trees[index]
+            logits = flight.output.logits[root : root + len(tree) + 1]
+            rows = logprobs.of_verdict(
+                self._contexts[request.id], tree, verdict, logits, len(verdict.tokens)
+            )
+        emission = deliver(request, verdict.tokens, rows, self._texts.get(request.id))
+        if request.finish_reason is not None:
+            self._finish(request, request.finish_reason)
+        return emission
+
+    def _tell_prompt(self, work: Work, output: TargetOutput, start: int) -> None:
+        """Log-probabilities of the prompt's tokens; row i of the logits tells of token i + 1."""
+        request = work.request
+        if work.start == 0:
+            request.prompt_logprobs.append(None)
+        following = list(request.prompt[work.start + 1 : work.start + work.num_rows + 1])
+        rows = output.logits[start : start + len(following)]
+        request.prompt_logprobs += logprobs.of_prompt(rows, following, request.params.prompt_logprobs or 0)
+
+    def _root_row(self, flight: Flight, index: int) -> int:
+        """The row of `output.logits` that belongs to the work's last known token."""
+        work = flight.plan.works[index]
+        return flight.starts[index] + (work.num_rows - 1 if _tells_prompt(work) else 0)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        if self.drafter:
+            self.drafter.end(request)
+        self.scheduler.finish(request, reason)
+
+    def _forget(self, request: Request) -> None:
+        self.control.forget(request)
+        self._contexts.pop(request.id, None)
+        self._texts.pop(request.id, None)
+
+
+def _tells_prompt(work: Work) -> bool:
+    """Every row's logits are wanted, for `prompt_logprobs`."""
+    return work.request.params.prompt_logprobs is not None and not work.request.output
