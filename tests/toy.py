@@ -1,0 +1,165 @@
+"""A toy target whose logits are a hash of exactly the tokens that a row sees through its slots.
+
+Any wrong slot, stale key, wrong path or wrong position changes its text, so engine tests compare against `plain_text`,
+which knows nothing of slots.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.cache.blocks import BlockPool
+from outrider.cache.ledger import Ledger
+from outrider.cache.pages import Pages, PageSpec
+from outrider.config import EngineConfig
+from outrider.control.cost import PassCost
+from outrider.control.depth import Control
+from outrider.drafters.base import Needs, Workshop
+from outrider.engine.scheduler import Scheduler
+from outrider.engine.step import Engine
+from outrider.kernels.noise import gumbel
+from outrider.models.batch import FlatBatch, TargetOutput
+from outrider.registry import DRAFTERS
+from outrider.request import Request, SamplingParams
+
+VOCAB = 23
+MEMORY = 5
+"""The law depends on so many last tokens, so that texts repeat themselves and lookups sometimes hit."""
+
+
+def law(tokens: Sequence[int], layers: int = 2) -> Tensor:
+    """(V,) float32 logits after `tokens`; fewer layers see one token less and so are wrong at times."""
+    seen = bytes(tokens[-(MEMORY - (2 - layers)) :]) + len(tokens).to_bytes(4) * (layers > 2)
+    digest = hashlib.blake2b(seen, digest_size=32).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+    logits = torch.randn(VOCAB, generator=generator) * 2
+    logits[tokens[-1] * 7 % VOCAB] += 4  # most of it hangs on the last token alone: drafts are right at times
+    return logits
+
+
+class ToyKernels:
+    """The keyed draw by its definition, one row at a time."""
+
+    def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
+        drawn = []
+        for row, heat, seed, sample, position in zip(logits, temperature, seeds, samples, positions, strict=True):
+            scores = row.double()
+            if heat > 0:
+                scores = scores / heat + gumbel(seed[None], sample[None], position[None], VOCAB)[0]
+            has_law = not scores.isnan().any() and scores.max() > -torch.inf
+            drawn.append(int(scores.argmax()) if has_law else -1)
+        return torch.tensor(drawn)
+
+
+class ToyTokenizer:
+    chat_template = None
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(97 + token): token for token in range(VOCAB)}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) - 97 for c in text]
+
+    def decode(self, ids: Sequence[int], **_: object) -> str:
+        return "".join(chr(97 + token) for token in ids)
+
+
+@dataclass
+class ToyTarget:
+    """What the engine and the drafters ask of a target, on two layers that store the token itself as key."""
+
+    fail_on: int | None = None
+    vocab_size: int = VOCAB
+    device: torch.device = torch.device("cpu")
+    page_dtype: torch.dtype = torch.float32
+    max_positions: int = 200
+    num_layers: int = 2
+    eos_ids: frozenset[int] = frozenset()
+    nbytes: int = 0
+    tokenizer: ToyTokenizer = field(default_factory=ToyTokenizer)
+    num_rows: int = 0
+
+    def __post_init__(self) -> None:
+        self.kernels = ToyKernels()
+        self.page_specs = [PageSpec(1, 1, 1)] * self.num_layers
+
+    def forward(
+        self, batch: FlatBatch, pages: Pages, num_layers: int | None = None, taps: tuple[int, ...] = ()
+    ) -> TargetOutput:
+        keys = batch.keys
+        self.num_rows += batch.num_rows
+        assert int(batch.tokens.min()) >= 0
+        assert int(batch.tokens.max()) < VOCAB
+        assert len(set(batch.slots.tolist())) == batch.num_rows, "two rows of a pass share a slot"
+        for layer in range(num_layers or self.num_layers):
+            pages.keys[layer][batch.slots.long(), 0, 0] = batch.tokens.float()
+            pages.values[layer][batch.slots.long(), 0, 0] = batch.positions.float()
+        rows = range(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.tolist()
+        logits = torch.empty(len(rows), VOCAB)
+        for place, row in enumerate(rows):
+            table, linear = keys.tables[int(keys.request[row])], int(keys.linear[row])
+            length = int(keys.length[row])
+            slots = [int(table[x // keys.block_size]) * keys.block_size + x % keys.block_size for x in range(linear)]
+            slots += keys.tails[row, : length - linear].tolist()
+            layer = (num_layers or self.num_layers) - 1
+            seen = pages.keys[layer][slots, 0, 0].int().tolist()
+            assert pages.values[layer][slots, 0, 0].int().tolist() == list(range(length)), "keys out of position order"
+            logits[place] = law(seen, num_layers or 2)
+            if self.fail_on is not None and self.fail_on in seen:
+                logits[place] = torch.nan
+        return TargetOutput(logits, {})
+
+    def make_pages(self, num_slots: int) -> Pages:
+        return Pages(self.page_specs, num_slots, self.page_dtype, self.device)
+
+
+def make_engine(
+    drafter: str = "none",
+    *,
+    depth: int = 4,
+    width: int = 1,
+    blocks: int = 60,
+    block_size: int = 4,
+    max_rows: int = 64,
+    max_requests: int = 16,
+    adaptive: bool = False,
+    acceptance: str = "match",
+    prefix_cache: bool = True,
+    target: ToyTarget | None = None,
+) -> Engine:
+    """An engine over the toy target, as `engine/resolve` puts one together."""
+    target = target or ToyTarget()
+    config = EngineConfig(model="toy", drafter=drafter, acceptance=acceptance)
+    guess = None if drafter == "none" else DRAFTERS[drafter](Workshop(target, config))  # type: ignore[arg-type]
+    needs = guess.needs if guess else Needs()
+    pages = target.make_pages(blocks * block_size)
+    if guess:
+        own = Pages(list(needs.stack), blocks * block_size, torch.float32, target.device) if needs.stack else None
+        guess.place(pages, own, block_size)
+    ledger = Ledger(BlockPool(blocks, block_size), (drafter,) if needs.stack else (), prefix_cache)
+    control = Control(PassCost({1: 1.0, 8: 1.2, 64: 2.0}), depth if guess else 0, width, adaptive)
+    scheduler = Scheduler(ledger, needs, max_requests, max_rows, target.max_positions)
+    return Engine(target, pages, scheduler, guess, control, acceptance)  # type: ignore[arg-type]
+
+
+def make_request(number: int, prompt: Sequence[int], params: SamplingParams, ends: Sequence[int] = ()) -> Request:
+    limit = params.max_tokens or 1
+    seed = 1234 if params.seed is None else params.seed
+    return Request(number, tuple(prompt), params, seed, end_ids=frozenset(ends), limit=limit)
+
+
+def run(engine: Engine, requests: Sequence[Request], check: bool = True) -> list[list[int]]:
+    """Run to the end; the books are checked after every step and must be empty at idle."""
+    for request in requests:
+        engine.add(request)
+    while not engine.scheduler.is_idle:
+        engine.step()
+        if check:
+            engine.ledger.check()
+    assert engine.ledger.pool.num_held == 0, "slots leaked at idle"
+    return [request.output for request in requests]
