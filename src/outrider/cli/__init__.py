@@ -34,11 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usage_error: Any = typer.BadParameter.__bases__[0]
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return app(words or ["--help"], prog_name="outrider", standalone_mode=False) or 0
+        # Not `app(words)`: that turns a broken pipe into exit code 1, which here means that texts differ.
+        group: Any = typer.main.get_command(app)
+        with group.make_context("outrider", words or ["--help"]) as context:
+            group.invoke(context)
+        return 0
+    except typer.Exit as done:
+        return done.exit_code
     except OutriderError as error:
         return _refuse(str(error), words)
     except usage_error as error:
-        return _refuse(f"{error.format_message()} See `outrider --help`.", words)
+        return _refuse(f"{error.format_message().rstrip('.')}: see `outrider --help`", words)
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -31,12 +31,12 @@ def chat(
     system: Annotated[str, typer.Option(metavar="TEXT", help="A system message that opens the conversation.")] = "",
 ) -> None:
     """Talk with a model; Ctrl-C stops an answer, a second one at the prompt leaves."""
+    params = settings.params()
+    if params.n != 1:
+        raise RequestError(f"n={params.n} makes no sense in a chat: leave --n out")
     opening = [{"role": "system", "content": system}] if system else []
     console = notes()
     with session(model, settings.engine) as llm:
-        params = settings.params(llm.tokenizer)
-        if params.n != 1:
-            raise RequestError(f"n={params.n} makes no sense in a chat: leave --n out")
         console.print("Ask something; /help lists commands.", style="dim")
         messages = list(opening)
         while (line := _read()) is not None:

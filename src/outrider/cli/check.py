@@ -26,16 +26,20 @@ def check(
         str | None,
         typer.Option(metavar="FILE", help="JSON lines with prompt, messages or turns; built-in ones if left out."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="At most this many prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most this many prompts.")] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option(help="A temperature to compare at; may be repeated. Default: 0 and 1.")
+        list[float] | None,
+        typer.Option(metavar="X", help="A temperature to compare at; may be repeated. Default: 0 and 1."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Completion tokens a prompt.")] = 128,
-    seed: Annotated[int, typer.Option(help="Prompt i runs with this seed plus i.")] = 0,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Completion tokens a prompt.")] = 128,
+    seed: Annotated[int, typer.Option(metavar="N", help="Prompt i runs with this seed plus i.")] = 0,
     raw: Raw = False,
     as_json: Json = False,
 ) -> None:
-    """Run prompts plain and speculatively, alone and in a batch, and compare all tokens; exit 1 on a difference."""
+    """Run prompts plain and speculatively, alone and in a batch, and compare all tokens; exit 1 on a difference.
+
+    `--drafter all` takes every drafter in turn, the small model only where `--drafter-model` names it.
+    """
     temperatures = temperature or [0.0, 1.0]
     if settings.engine.get("acceptance", "match") != "match" and any(temperatures):
         raise ConfigError(
@@ -43,6 +47,8 @@ def check(
         )
     asked = load_prompts(prompts, limit)
     drafters = _drafters(settings.engine)
+    for drafter in drafters:
+        EngineConfig.of(model=model, **{**settings.engine, "drafter": drafter})
     fetch_if_missing(model)
 
     def open_llm(drafter: str) -> Any:

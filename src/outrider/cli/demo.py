@@ -14,6 +14,7 @@ from outrider.cli.options import Json
 from outrider.cli.render import GUESSED, number, print_json, table, write_delta
 from outrider.cli.session import session
 from outrider.measure.prompts import EDIT
+from outrider.registry import DRAFTERS
 from outrider.request import SamplingParams
 
 MODEL = "smollm2-135m-instruct"
@@ -33,10 +34,14 @@ class Run:
 
 
 def demo(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Fetched first where it is an alias.")] = MODEL,
-    drafter: Annotated[str, typer.Option(help="Who guesses.")] = "ngram",
-    prompt: Annotated[str, typer.Option(metavar="TEXT", help="What is asked.")] = EDIT,
-    max_tokens: Annotated[int, typer.Option(help="Completion tokens.")] = 192,
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Alias, folder, .gguf file or hub id; an alias is fetched first.")
+    ] = MODEL,
+    drafter: Annotated[str, typer.Option(metavar="NAME", help=f"Who guesses: {', '.join(DRAFTERS)}.")] = "ngram",
+    prompt: Annotated[
+        str, typer.Option(metavar="TEXT", help="What is asked; an editing task if left out.", show_default=False)
+    ] = EDIT,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Completion tokens.")] = 192,
     as_json: Json = False,
 ) -> None:
     """Fetch a small model, answer one prompt plain and then speculatively, and compare; exit 1 if the texts differ."""

@@ -15,10 +15,10 @@ def fetch(
     as_json: Json = False,
 ) -> None:
     """Bring a model into the cache folder (OUTRIDER_CACHE, else ~/.cache/outrider) and print where it lies."""
-    from outrider.models import fetch as models
+    from outrider.models.fetch import fetch as bring
 
     with progress_bar(f"fetching {alias}") as update:
-        folder = models.fetch(alias, update)
+        folder = bring(alias, update)
     if as_json:
         print_json({"model": alias, "path": str(folder)})
     else:

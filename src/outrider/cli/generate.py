@@ -8,15 +8,15 @@ from outrider.cli.options import Json, Model, Prompt, Raw, Settings, read_prompt
 from outrider.cli.render import notes, print_json, speed_line, write
 from outrider.cli.session import session
 from outrider.config import EngineConfig
+from outrider.errors import RequestError
 from outrider.request import SamplingParams
 
 
 @takes(EngineConfig, SamplingParams)
 def generate(model: Model, prompt: Prompt, *, settings: Settings, raw: Raw = False, as_json: Json = False) -> None:
     """Answer one prompt; the text streams to standard output."""
-    text = read_prompt(prompt)
+    text, params = read_prompt(prompt), settings.params()
     with session(model, settings.engine) as llm:
-        params = settings.params(llm.tokenizer)
         if as_json:
             results = llm.generate(text, params, raw=raw)
             for result in results:
@@ -48,9 +48,9 @@ def stream(llm: Any, prompt: Any, params: SamplingParams, raw: bool = False) -> 
 
 
 def raise_failed(result: Any) -> None:
-    """Turn a failed result back into the error that ended it."""
+    """Turn the sentence of a failed result back into an error."""
     if result.error is not None:
-        raise result.error
+        raise RequestError(result.error)
 
 
 def as_object(samples: list[dict[str, Any]]) -> dict[str, Any]:

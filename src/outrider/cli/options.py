@@ -8,7 +8,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Annotated, Any
 
@@ -17,14 +17,20 @@ import typer
 from outrider.config import ACCEPTANCE, DTYPES, EngineConfig
 from outrider.errors import RequestError
 from outrider.registry import DRAFTERS
-from outrider.request import SamplingParams
+from outrider.request import LogprobsMode, SamplingParams
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, folder, .gguf file or hub id.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; `-` reads it from standard input.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Leave the prompt as it is: no chat template.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
 
-CHOICES = {"drafter": ("auto", "none", *DRAFTERS), "dtype": DTYPES, "acceptance": ACCEPTANCE}
+METAVARS = {int: "N", float: "X", str: "TEXT", bool: None, LogprobsMode: "NAME"}
+CHOICES = {
+    "drafter": ("auto", "none", *DRAFTERS),
+    "dtype": DTYPES,
+    "acceptance": ACCEPTANCE,
+    "logprobs_mode": tuple(LogprobsMode),
+}
 REPEATED = {
     "logit_bias": ("--logit-bias", "ID=VALUE", str),
     "bad_words": ("--bad-word", "TEXT", str),
@@ -43,20 +49,15 @@ class Settings:
     engine: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
 
-    def params(self, tokenizer: Any) -> SamplingParams:
-        """The sampling parameters, with texts that stand for tokens encoded by the target's tokenizer.
+    def params(self) -> SamplingParams:
+        """The sampling parameters.
 
         Raises:
             RequestError: for a value that cannot be honoured.
         """
-        given = dict(self.sampling)
+        given = {name: tuple(value) if name in REPEATED else value for name, value in self.sampling.items()}
         if "logit_bias" in given:
             given["logit_bias"] = dict(_bias(text) for text in given["logit_bias"])
-        if "bad_words" in given:
-            given["bad_words"] = tuple(ids for text in given["bad_words"] for ids in _spellings(text, tokenizer))
-        for name in ("stop", "stop_token_ids"):
-            if name in given:
-                given[name] = tuple(given[name])
         return SamplingParams.of(**given)
 
 
@@ -121,7 +122,8 @@ def _options(source: type) -> Iterator[inspect.Parameter]:
 
 
 def _option(entry: Field[Any], hint: Any, sentence: str, panel: str) -> inspect.Parameter:
-    flag, kind, metavar = "--" + entry.name.replace("_", "-"), _plain_type(hint), None
+    flag, kind = "--" + entry.name.replace("_", "-"), _plain_type(hint)
+    metavar = METAVARS.get(kind)
     sentence = sentence[:1].upper() + sentence[1:]
     if entry.name in REPEATED:
         flag, metavar, item = REPEATED[entry.name]
@@ -151,11 +153,3 @@ def _bias(text: str) -> tuple[int, float]:
     except ValueError:
         pass
     raise RequestError(f"--logit-bias {text!r} is not ID=VALUE: give a token id and a number, such as 42=-100")
-
-
-def _spellings(text: str, tokenizer: Any) -> Sequence[tuple[int, ...]]:
-    """A word's token sequences at the start of a text and after a space."""
-    spellings = {tuple(tokenizer.encode(prefix + text, add_special_tokens=False)) for prefix in ("", " ")}
-    if not all(spellings):
-        raise RequestError(f"--bad-word {text!r} has no tokens: give a word")
-    return sorted(spellings)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -69,12 +69,14 @@ def number(value: float | None, digits: int = 2) -> str:
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[Any]:
-    """A download bar on stderr; yields `update(done, total)` in bytes."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=notes(), transient=True) as progress:
-        task = progress.add_task(description, total=None)
+    """A bar for every stage on stderr; yields `update(stage, done, total)`, in any unit."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=notes(), transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
 
-        def update(done: int, total: int | None) -> None:
-            progress.update(task, completed=done, total=total)
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(f"{description}: {stage}", total=total)
+            progress.update(tasks[stage], completed=done, total=total)
 
         yield update

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from outrider.cli.render import notes, progress_bar
+from outrider.config import EngineConfig
 
 
 def fetch_if_missing(model: str) -> None:
@@ -29,9 +30,10 @@ def session(model: str, engine: Mapping[str, Any]) -> Iterator[Any]:
     Raises:
         OutriderError: for settings, models or memory that cannot be used.
     """
+    EngineConfig.of(model=model, **engine)  # a wrong setting is refused at once, before anything is fetched or loaded
+    fetch_if_missing(model)
     from outrider import LLM
 
-    fetch_if_missing(model)
     console = notes()
     with console.status(f"loading {model}"):
         llm = LLM(model, **engine)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, RequestError
 from outrider.measure.prompts import Prompt
 from outrider.record import Tally
 from outrider.request import SamplingParams
@@ -175,20 +175,39 @@ def check(
     return Report(tuple(comparisons))
 
 
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """Stands for the result of a prompt that an engine refused."""
+
+    error: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str = "error"
+
+
+def _run(engine: Any, prompt: Prompt, params: SamplingParams, raw: bool) -> Any:
+    try:
+        (result,) = engine.generate([prompt.content], params, raw=raw)
+    except RequestError as error:
+        return _Refused(str(error))
+    return result
+
+
 def _compare(
     plain: Any, llm: Any, prompts: Sequence[Prompt], params: Sequence[SamplingParams], raw: bool, into: Comparison
 ) -> Iterator[int]:
     """Fill one comparison; yields the number of runs each step took."""
-    reference, solo = [], []
+    kept: list[tuple[Prompt, SamplingParams, Any, Any]] = []
     for index, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
         runs = {}
         for engine in (plain, llm) if index % 2 == 0 else (llm, plain):
             started = time.perf_counter()
-            (result,) = engine.generate([prompt.content], wanted, raw=raw)
-            runs[id(engine)] = (result, time.perf_counter() - started)
+            runs[id(engine)] = (_run(engine, prompt, wanted, raw), time.perf_counter() - started)
         (expected, plain_seconds), (result, seconds) = runs[id(plain)], runs[id(llm)]
-        reference.append(expected)
-        solo.append(result)
+        if isinstance(expected, _Refused) and expected == result:
+            into.refusals.append(expected.error)
+        else:
+            kept.append((prompt, wanted, expected, result))
         if expected.error is None and result.error is None:
             into.tally.add(result.tally)
             into.plain_tokens += expected.completion_tokens
@@ -196,31 +215,26 @@ def _compare(
             into.tokens += result.completion_tokens
             into.seconds += seconds
         yield 2
-    contents = [prompt.content for prompt in prompts]
-    plain_batch = plain.generate(contents, list(params), raw=raw)
-    yield 1
-    batch = llm.generate(contents, list(params), raw=raw)
-    yield 1
-    for prompt, wanted, expected, *others in zip(prompts, params, reference, solo, plain_batch, batch, strict=True):
-        refusal = _refusal(expected)
-        if refusal is not None and all(_refusal(other) == refusal for other in others):
-            into.refusals.append(refusal)
-            continue
+    # One refused prompt would refuse its whole batch.
+    together = [entry for entry in kept if not any(isinstance(result, _Refused) for result in entry[2:])]
+    batches: dict[str, list[Any]] = {}
+    for name, engine in (("none", plain), (into.drafter, llm)):
+        batches[name] = engine.generate([p.content for p, *_ in together], [w for _, w, *_ in together], raw=raw)
+        yield 1
+    places = {id(entry): place for place, entry in enumerate(together)}
+    for entry in kept:
+        prompt, wanted, expected, result = entry
+        others = [(into.drafter, "solo", result)]
+        if id(entry) in places:
+            others += [(name, "batch", results[places[id(entry)]]) for name, results in batches.items()]
+        found = [
+            _difference(plain, prompt, wanted, raw, name, mode, expected, other)
+            for name, mode, other in others
+            if _first_difference(expected, other) is not None
+        ]
         into.compared += 1
-        found = []
-        for name, mode, other in zip(
-            (into.drafter, "none", into.drafter), ("solo", "batch", "batch"), others, strict=True
-        ):
-            position = _first_difference(expected, other)
-            if position is not None:
-                margin = _margin(plain, prompt, wanted, raw, position)
-                found.append(_difference(prompt, name, wanted, mode, position, expected, other, margin))
         into.differing += bool(found)
         into.differences += found
-
-
-def _refusal(result: Any) -> str | None:
-    return None if result.error is None else str(result.error)
 
 
 def _first_difference(expected: Any, other: Any) -> int | None:
@@ -228,31 +242,25 @@ def _first_difference(expected: Any, other: Any) -> int | None:
     for position, (a, b) in enumerate(zip_longest(expected.token_ids, other.token_ids)):
         if a != b:
             return position
-    same_end = expected.finish_reason == other.finish_reason and expected.text == other.text
-    return None if same_end and _refusal(expected) == _refusal(other) else len(expected.token_ids)
+    same_end = (expected.finish_reason, expected.text, expected.error) == (other.finish_reason, other.text, other.error)
+    return None if same_end else len(expected.token_ids)
 
 
 def _difference(
-    prompt: Prompt,
-    drafter: str,
-    params: SamplingParams,
-    mode: str,
-    position: int,
-    expected: Any,
-    other: Any,
-    margin: float | None,
+    plain: Any, prompt: Prompt, params: SamplingParams, raw: bool, drafter: str, mode: str, expected: Any, other: Any
 ) -> Difference:
-    def token(result: Any) -> int | None:
-        return result.token_ids[position] if position < len(result.token_ids) else None
-
-    return Difference(prompt.name, drafter, params.temperature, mode, position, token(expected), token(other), margin)
+    position = _first_difference(expected, other)
+    assert position is not None
+    a, b = (r.token_ids[position] if position < len(r.token_ids) else None for r in (expected, other))
+    margin = None if a is None else _margin(plain, prompt, params, raw, position)
+    return Difference(prompt.name, drafter, params.temperature, mode, position, a, b, margin)
 
 
 def _margin(plain: Any, prompt: Prompt, params: SamplingParams, raw: bool, position: int) -> float | None:
     """The top-2 margin of the plain law at a position: tiny where two tokens nearly tie."""
     wanted = SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=position + 1, logprobs=2)
-    (result,) = plain.generate([prompt.content], wanted, raw=raw)
-    if not result.logprobs or len(result.logprobs) <= position:
+    result = _run(plain, prompt, wanted, raw)
+    if result.error is not None or len(result.logprobs) <= position:
         return None
     (_, best), (_, second) = result.logprobs[position].top[:2]
     return best - second

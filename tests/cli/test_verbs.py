@@ -1,0 +1,178 @@
+"""What the verbs print, and where: answers on stdout, remarks on a terminal only, one JSON object on the last line."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from outrider.cli.doctor import machine
+from outrider.cli.generate import as_object
+from outrider.cli.session import session
+from outrider.errors import RequestError
+from outrider.registry import DRAFTERS
+from tests.cli.fakes import CONTRACT, FakeLLM
+
+
+def last_object(ran) -> dict:
+    return json.loads(ran.out.splitlines()[-1])
+
+
+def test_generate_json_keeps_the_contract(run, engines):
+    ran = run("generate", "m", "hello", "--json", "--max-tokens", "5")
+    assert (ran.code, ran.err) == (0, "")
+    data = last_object(ran)
+    assert {name: type(data[name]) for name in CONTRACT} == CONTRACT
+    assert ran.out.count("\n") == 1
+    assert engines[0].closed
+
+
+def test_generate_streams_text_only_when_nobody_watches(run, engines):
+    ran = run("generate", "m", "hello", "--max-tokens", "5")
+    (expected,) = FakeLLM("m", {}).generate("hello", engines[0].asked[0][1])
+    assert (ran.out, ran.err) == (expected.text + "\n", "")
+
+
+def test_generate_raw_reaches_the_engine(run, engines):
+    run("generate", "m", "hello", "--raw", "--json")
+    assert engines[0].asked[0][2] is True
+
+
+def test_several_samples_keep_the_contract_and_list_all(run, engines):
+    data = last_object(run("generate", "m", "hello", "--n", "3", "--json"))
+    assert len(data["samples"]) == 3
+    assert {**data["samples"][0], "samples": data["samples"]} == data
+    assert len({sample["text"] for sample in data["samples"]}) == 3
+    assert as_object([{"text": "a"}]) == {"text": "a"}
+
+
+def test_a_failed_request_exits_2(run, engines, monkeypatch):
+    monkeypatch.setattr(FakeLLM, "_result", _failing(FakeLLM._result))
+    for words in (["--json"], []):
+        ran = run("generate", "m", "hello", *words)
+        assert ran.code == 2
+        assert "NaN" in ran.err
+
+
+def _failing(real):
+    def result(self, *args):
+        made = real(self, *args)
+        made.error = "the logits at position 3 are NaN: choose another dtype"
+        return made
+
+    return result
+
+
+def chat(run, monkeypatch, text: str, *words: str):
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    return run("chat", "m", "--max-tokens", "3", *words)
+
+
+def test_chat_hands_over_the_whole_conversation(run, engines, monkeypatch):
+    ran = chat(run, monkeypatch, "one\n\ntwo\n/exit\nthree\n", "--system", "be brief")
+    assert ran.code == 0
+    first, second = (prompt for prompt, _, _ in engines[0].asked)
+    answer = ran.out.splitlines()[0]
+    assert first == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one"}]
+    assert second == [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "two"}]
+    assert len(engines) == 1  # one engine for all turns: its prefix cache is what keeps the keys
+    assert engines[0].closed
+
+
+def test_chat_commands(run, engines, monkeypatch):
+    chat(run, monkeypatch, "one\n/reset\ntwo\nthree\n/undo\nfour\n/nonsense\n/help\n")
+    asked = [[m["content"] for m in prompt if m["role"] == "user"] for prompt, _, _ in engines[0].asked]
+    assert asked == [["one"], ["two"], ["two", "three"], ["two", "four"]]
+
+
+def test_a_turn_that_fails_is_forgotten(run, engines, monkeypatch):
+    real = FakeLLM.stream
+
+    def stream(self, messages, params, raw=False):
+        if messages[-1]["content"] == "bad":
+            raise RequestError("the prompt is too long: shorten it")
+        if messages[-1]["content"] == "slow":
+            raise KeyboardInterrupt
+        return real(self, messages, params, raw)
+
+    monkeypatch.setattr(FakeLLM, "stream", stream)
+    ran = chat(run, monkeypatch, "bad\nslow\ngood\n")
+    assert ran.code == 0
+    assert ran.err == "outrider: the prompt is too long: shorten it\n"
+    assert [prompt for prompt, _, _ in engines[0].asked] == [[{"role": "user", "content": "good"}]]
+
+
+def test_check_json(run, engines, tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a"}\n{"turns": ["b", "c"]}\n{"prompt": "d"}\n')
+    ran = run("check", "m", "--drafter", "all", "--prompts", str(file), "--limit", "2", "--max-tokens", "6", "--json")
+    data = last_object(ran)
+    assert (ran.code, ran.err) == (0, "")
+    drafters = [name for name in DRAFTERS if name != "small_model"]
+    assert [c["drafter"] for c in data["comparisons"]] == [name for name in drafters for _ in range(2)]
+    assert (data["compared"], data["differing"], data["first_difference"]) == (2 * 2 * len(drafters), 0, None)
+    assert data["tau"] == 3.0
+    assert data["ratio"] > 0
+    assert all(engine.closed for engine in engines)
+
+
+def test_check_reports_a_difference_and_exits_1(run, engines, monkeypatch):
+    monkeypatch.setattr(FakeLLM, "_result", _broken(FakeLLM._result, "ngram", 2))
+    words = ("check", "m", "--drafter", "ngram", "--limit", "1", "--max-tokens", "4", "--temperature", "0")
+    ran = run(*words, "--json")
+    assert ran.code == 1
+    first = last_object(ran)["first_difference"]
+    assert (first["drafter"], first["position"], first["other"], first["margin"]) == ("ngram", 2, 99, 0.25)
+    assert "position 2 is 99" in run(*words).out
+
+
+def _broken(real, drafter, position):
+    def result(self, *args):
+        self.broken = {drafter: position}
+        return real(self, *args)
+
+    return result
+
+
+@pytest.mark.usefixtures("engines")
+def test_check_of_nothing_but_refusals_exits_2(run, tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "too long"}\n')
+    ran = run("check", "m", "--drafter", "ngram", "--prompts", str(file))
+    assert ran.code == 2
+    assert "shorten it" in ran.err
+
+
+def test_demo(run, engines):
+    ran = run("demo", "m", "--max-tokens", "6")
+    assert ran.code == 0
+    assert "identical: yes" in ran.out
+    assert [engine.settings["drafter"] for engine in engines] == ["none", "ngram"]
+    assert "\x1b" not in ran.out  # colours are for terminals
+
+
+def test_demo_json(run, engines):
+    data = last_object(run("demo", "m", "--max-tokens", "6", "--json"))
+    assert data["identical"] is True
+    assert data["tau"] == 3.0
+
+
+def test_demo_that_differs_exits_1(run, engines, monkeypatch):
+    monkeypatch.setattr(FakeLLM, "_result", _broken(FakeLLM._result, "ngram", 1))
+    ran = run("demo", "m", "--max-tokens", "6")
+    assert ran.code == 1
+    assert "identical: no" in ran.out
+
+
+def test_doctor_knows_the_machine():
+    report = machine()
+    assert report["versions"]["torch"]
+    assert report["devices"][0] == "cpu"
+    assert report["processors"] >= 1
+
+
+def test_a_session_always_closes(engines):
+    with pytest.raises(ZeroDivisionError), session("m", {}):
+        raise ZeroDivisionError
+    assert engines[0].closed
