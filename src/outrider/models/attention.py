@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 
 from outrider.cache.pages import Pages, PageSpec
 from outrider.errors import ModelError
-from outrider.kernels.base import KeyIndex, Kernels
+from outrider.kernels.base import Kernels, KeyIndex
 
 NAME = "outrider"
 """The attention implementation's name, and the keyword under which a `FlatPass` travels through a module."""
@@ -61,7 +61,7 @@ def paged_attention(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     outrider: FlatPass | None = None,
-    **_: Any,
+    **_unread: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer over a flat batch, with the signature of `transformers.AttentionInterface`.
 
@@ -74,9 +74,13 @@ def paged_attention(
     layer = getattr(module, "layer_idx", None)
     if outrider is None or not isinstance(layer, int):
         missing = "its pass" if outrider is None else "a layer index"
-        raise ModelError(f"{type(module).__name__} calls attention without {missing}: this architecture cannot be served")
+        raise ModelError(
+            f"{type(module).__name__} calls attention without {missing}: this architecture cannot be served"
+        )
     if position_bias is not None:
-        raise ModelError(f"{type(module).__name__} adds a position bias to its scores: this architecture cannot be served")
+        raise ModelError(
+            f"{type(module).__name__} adds a position bias to its scores: this architecture cannot be served"
+        )
     _, num_heads, num_rows, key_dim = query.shape
     value_dim = value.shape[-1]
     # Where keys and values differ in size both are stored at the larger one: zeros change neither score nor sum.

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outrider.errors import ModelError
-
-if TYPE_CHECKING:
-    from outrider.models.loader import Source
+from outrider.models.convert import gguf_tokenizer, quiet
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-_MOE_IMPLEMENTATION = "batched_mm"
-"""The experts implementation whose rows do not depend on which experts their neighbours chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model's files lie: a folder in Transformers' layout, a GGUF file, or both."""
+
+    name: str
+    folder: Path | None
+    gguf: Path | None
+
+    def reference(self) -> tuple[Path, dict[str, str]]:
+        """What Transformers' `from_pretrained` takes: a folder, and the file's name in it where it is a GGUF."""
+        if self.folder is not None:
+            return self.folder, {}
+        assert self.gguf is not None
+        return self.gguf.parent, {"gguf_file": self.gguf.name}
 
 
 def read_config(source: Source) -> Any:
@@ -33,7 +46,7 @@ def read_config(source: Source) -> Any:
     try:
         config = AutoConfig.from_pretrained(reference, **extra)
     except (ValueError, KeyError, OSError, TypeError) as error:
-        raise ModelError(f"{source.name} has a config that Transformers cannot read ({_first(error)})") from error
+        raise ModelError(f"{source.name} has a config that Transformers cannot read ({first_line(error)})") from error
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{source.name} ({config.model_type}) is an encoder-decoder: give a decoder-only model")
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
@@ -56,9 +69,12 @@ def read_tokenizer(source: Source) -> Any:
     if source.folder is not None and not any((source.folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ModelError(f"{source.name} has no tokenizer: put its tokenizer.json beside config.json")
     try:
-        return AutoTokenizer.from_pretrained(reference, **extra)
+        with quiet():
+            return gguf_tokenizer(reference / extra["gguf_file"]) if extra else AutoTokenizer.from_pretrained(reference)
     except Exception as error:  # tokenizer backends raise bare Exceptions
-        raise ModelError(f"{source.name} has a tokenizer that Transformers cannot read ({_first(error)})") from error
+        raise ModelError(
+            f"{source.name} has a tokenizer that Transformers cannot read ({first_line(error)})"
+        ) from error
 
 
 def read_generation_config(source: Source) -> GenerationConfig | None:
@@ -75,27 +91,26 @@ def read_module(source: Source, config: Any, dtype: torch.dtype, device: torch.d
         ModelError: if a weight is missing, of another shape, or left over.
     """
     reference, extra = source.reference()
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained  # its type does not know of the loading info
     if source.folder is not None:
         check_weight_files(source.name, source.folder)
     try:
-        module, info = AutoModelForCausalLM.from_pretrained(
-            reference,
-            config=config,
-            dtype=dtype,
-            attn_implementation="eager",
-            output_loading_info=True,
-            **extra,
-        )
+        with quiet():
+            module, info = from_pretrained(
+                reference, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, **extra
+            )
     except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
-        raise ModelError(f"{source.name} has weights that Transformers cannot load ({_first(error)})") from error
+        raise ModelError(f"{source.name} has weights that Transformers cannot load ({first_line(error)})") from error
     missing, wrong = sorted(info["missing_keys"]), sorted(str(key) for key in info["mismatched_keys"])
     if missing or wrong:
-        raise ModelError(f"{source.name} lacks weights that its config asks for ({(missing + wrong)[0]}): fetch it again")
+        raise ModelError(
+            f"{source.name} lacks weights that its config asks for ({(missing + wrong)[0]}): fetch it again"
+        )
     surplus = sorted(key for key in info["unexpected_keys"] if re.search(r"\.\d+\..*weight$", key))
     if surplus:
-        raise ModelError(f"{source.name} holds layers that its config does not know ({surplus[0]}): the two do not match")
-    if module._can_set_experts_implementation():
-        module.set_experts_implementation(_MOE_IMPLEMENTATION)
+        raise ModelError(
+            f"{source.name} holds layers that its config does not know ({surplus[0]}): the two do not match"
+        )
     return module.to(device).eval()
 
 
@@ -151,7 +166,9 @@ def longest_context(config: Any) -> tuple[int, list[str]]:
             limit = min(limit, original or stated)
     if limit == stated:
         return stated, []
-    return limit, [f"context of {limit:,} positions instead of {stated:,}: beyond it the rotary scaling looks at neighbours"]
+    return limit, [
+        f"context of {limit:,} positions instead of {stated:,}: beyond it the rotary scaling looks at neighbours"
+    ]
 
 
 def end_ids(generation: Any, tokenizer: Any) -> frozenset[int]:
@@ -161,7 +178,7 @@ def end_ids(generation: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None)
 
 
-def _first(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's text, short enough for one sentence."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200].rstrip(".:")

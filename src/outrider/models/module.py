@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from outrider.cache.pages import Pages, PageSpec
 from outrider.errors import ModelError
-from outrider.kernels.base import KeyIndex, Kernels
+from outrider.kernels.base import Kernels, KeyIndex
 from outrider.models.attention import NAME, FlatPass, LayerCall, blank_index, register
+
+_EXPERTS = "batched_mm"
+"""The experts implementation whose rows do not depend on which experts their neighbours chose."""
 
 
 class ModuleModel:
@@ -25,7 +28,7 @@ class ModuleModel:
     """
 
     def __init__(self, module: Any, kernels: Kernels) -> None:
-        """Switches `module` to the paged attention function; nothing else about it is changed.
+        """Switches `module` to the paged attention function, and its experts (if any) to rows that stand alone.
 
         Raises:
             ModelError: if a layer does not call the function with the pass, or hides a sliding window.
@@ -36,6 +39,8 @@ class ModuleModel:
         self.config = module.config.get_text_config(decoder=True)
         self.layers_path, self.layers = find_layers(module, self.config.num_hidden_layers)
         module.set_attn_implementation(NAME)
+        if module._can_set_experts_implementation():
+            module.set_experts_implementation(_EXPERTS)
         self.calls = self._record_calls()
         self.page_specs: list[PageSpec] = [call.page for call in self.calls]
         self.nbytes = sum(p.nbytes for p in {p.data_ptr(): p for p in module.parameters()}.values())
@@ -97,8 +102,8 @@ class ModuleModel:
         missing = [layer for layer in range(len(self.layers)) if layer not in flat.calls]
         if missing or len(flat.calls) != len(self.layers):
             raise ModelError(
-                f"{type(self.module).__name__} cannot be served: layers {missing[:8]} do not call the attention function "
-                "(they keep a state that cannot be rewound, or an attention of their own)"
+                f"{type(self.module).__name__} cannot be served: layers {missing[:8]} do not call the attention "
+                "function (they keep a state that cannot be rewound, or an attention of their own)"
             )
         calls = [flat.calls[layer] for layer in range(len(self.layers))]
         _check_layer_types(type(self.module).__name__, self.config, calls)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from outrider.cache.pages import Pages, PageSpec
 from outrider.errors import ModelError
-from outrider.kernels.base import KeyIndex, Kernels
+from outrider.kernels.base import Kernels, KeyIndex
 from outrider.models.batch import FlatBatch, TargetOutput
+
+if TYPE_CHECKING:
+    from outrider.models.probe import ProbeReport
 
 FIXED_WIDTH = 16
 """Rows of every pass of a Transformers module: libraries choose other sums at other widths (DESIGN: invariance)."""
@@ -51,7 +54,7 @@ class Target:
         fixed_width: rows of every pass, or None where any width gives the same bits.
         exactness: "seed", or "distribution" where a probe found that rows depend on their neighbours.
         numerics: one phrase for people. notes: what they should know (a context cut short, a fallback).
-        tokenizer, config: Transformers' own.
+        tokenizer, config: Transformers' own. report: what the probe at load found, None if it was left out.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Target:
     fixed_width: int | None
     exactness: str = "seed"
     notes: list[str] = field(default_factory=list)
+    report: ProbeReport | None = None
 
     @property
     def page_specs(self) -> list[PageSpec]:
