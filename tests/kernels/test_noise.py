@@ -77,3 +77,12 @@ def test_streams_of_purposes_and_nodes_are_disjoint():
     assert len(set(streams)) == len(streams)
     assert noise.stream(noise.Purpose.MATCH) == noise.Purpose.MATCH == 0
     assert max(streams) < 2**32
+
+
+def test_scalars_are_built_from_the_words_of_the_same_stream():
+    seed, sample, position, stream = 2**64 - 5, 3, 77, noise.stream(noise.Purpose.ACCEPT, 9)
+    columns = [torch.tensor([value]) for value in (seed - 2**64, sample, position)]
+    words = noise.words(*columns, stream, 10)[0].tolist()
+    expected = [((words[i] * 2**32 + words[i + 1]) // 2**12 + 0.5) / 2**52 for i in range(0, 10, 2)]
+    assert noise.scalars(seed, sample, position, stream, 5) == expected
+    assert all(0 < u < 1 for u in (0.5 * 2.0**-52, (2**52 - 0.5) * 2.0**-52))
