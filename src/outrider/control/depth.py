@@ -17,8 +17,8 @@ from outrider.request import Request
 
 DEEPEST = 10
 """Levels that are weighed where the user set no limit."""
-PROBE_EVERY = 24
-"""Cycles of plain decoding after which a request guesses again, to find out whether its text has changed."""
+PROBE_SHARE = 0.015
+"""Share of the time that may go into finding out, while guessing does not pay, whether a text has changed."""
 PROBE_DEPTH = 3
 ADVANTAGE = 1.02
 """Guessing must promise this much more than plain decoding: a promise is noisier than plain decoding's price."""
@@ -43,9 +43,8 @@ class Control:
         """Budgets by request id for the requests that decode in this pass."""
         caps = {request.id: self._cap(request) for request in requests}
         depths = self._best(caps) if self.adaptive else caps
-        for request_id, cap in caps.items():
-            if cap and not depths[request_id] and self._plain_cycles.get(request_id, 0) >= PROBE_EVERY:
-                depths[request_id] = min(cap, PROBE_DEPTH)
+        if self.adaptive:
+            self._probe(caps, depths)
         return {
             request_id: Budget(depth, self.width, depth * self.width) for request_id, depth in depths.items() if depth
         }
@@ -71,6 +70,21 @@ class Control:
         if not request.params.speculation:
             return 0
         return self.depth if request.params.depth is None else min(self.depth, request.params.depth)
+
+    def _probe(self, caps: dict[int, int], depths: dict[int, int]) -> None:
+        """Let requests that decode plainly guess once in a while, as often and as deep as the share allows."""
+        rows = len(caps)
+        for request_id, cap in caps.items():
+            if not cap or depths[request_id]:
+                continue
+            plain = self.cost.seconds(rows)
+            allowed = PROBE_SHARE * self._plain_cycles.get(request_id, 0) * plain / len(caps)
+            for depth in range(min(cap, PROBE_DEPTH), 0, -1):
+                dearer = self.cost.seconds(rows + depth * self.width) - plain + depth * self.cost.draft_level
+                # Few cycles in, only a cheap probe is allowed; where all are dear, the shallowest waits its time.
+                if dearer <= allowed:
+                    depths[request_id] = depth
+                    break
 
     def _best(self, caps: dict[int, int]) -> dict[int, int]:
         levels = []

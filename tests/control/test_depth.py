@@ -1,0 +1,104 @@
+"""The policy in a simulated world: it guesses where that pays, and leaves off where it does not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from outrider.control.acceptance import Acceptance
+from outrider.control.cost import PassCost
+from outrider.control.depth import Control
+from outrider.record import Record, RequestCycle
+from outrider.request import Request, SamplingParams
+
+FLAT = {1: 10e-3, 2: 10.2e-3, 4: 10.5e-3, 8: 11e-3, 16: 13e-3, 32: 20e-3, 64: 36e-3}
+STEEP = {1: 5e-3, 2: 9e-3, 4: 17e-3, 8: 33e-3, 16: 65e-3, 32: 129e-3, 64: 257e-3}
+
+
+def simulate(table: dict[int, float], rate: float, draft_level: float, cycles: int = 400, count: int = 1) -> float:
+    """Tokens per second over those of plain decoding, in a world where each level holds with chance `rate`."""
+    rng = random.Random(5)
+    control = Control(PassCost(table), depth=None, width=1)
+    truth = PassCost(table)
+    requests = [Request(i, (1,), SamplingParams(), 0, limit=10**6) for i in range(count)]
+    tokens = seconds = 0.0
+    for _ in range(cycles):
+        budgets = control.budget(requests)
+        rows, done, deepest = 0, [], 0
+        for request in requests:
+            depth = budgets[request.id].depth if request.id in budgets else 0
+            accepted = 0
+            while accepted < depth and rng.random() < rate:
+                accepted += 1
+            rows += 1 + depth
+            deepest = max(deepest, depth)
+            tokens += 1 + accepted
+            done.append(RequestCycle(request.id, depth, depth, 1 + accepted))
+        verify, draft = truth.seconds(rows), deepest * draft_level
+        seconds += verify + draft
+        control.learn(Record(rows, 0, tuple(done), draft, verify, 0.0, draft + verify))
+    return (tokens / seconds) / (count / truth.seconds(count))
+
+
+@pytest.mark.parametrize(
+    ("table", "rate", "draft_level", "least"),
+    [
+        (FLAT, 0.9, 0.0, 4.0),  # the best fixed depth gives 6.5
+        (FLAT, 0.8, 0.5e-3, 2.2),
+        (FLAT, 0.02, 0.5e-3, 0.97),
+        (STEEP, 0.5, 0.0, 0.97),
+        (STEEP, 0.05, 1e-3, 0.97),
+    ],
+)
+def test_speed_against_plain(table: dict[int, float], rate: float, draft_level: float, least: float) -> None:
+    assert simulate(table, rate, draft_level) >= least
+
+
+def test_many_requests_share_the_width_that_pays() -> None:
+    assert simulate(FLAT, 0.8, 0.0, cycles=100, count=8) >= 1.3
+    assert simulate(STEEP, 0.3, 0.0, cycles=100, count=32) >= 0.97
+
+
+def test_a_text_that_changes_is_found_out() -> None:
+    """After a hopeless stretch guessing starts again once the text repeats itself."""
+    rng = random.Random(0)
+    control = Control(PassCost(FLAT), depth=None, width=1)
+    request = Request(0, (1,), SamplingParams(), 0, limit=10**6)
+    depths = []
+    for cycle in range(300):
+        budget = control.budget([request]).get(0)
+        depth = budget.depth if budget else 0
+        accepted = depth if cycle >= 150 else 0
+        depths.append(depth)
+        verify = FLAT[1] + depth * 0.2e-3 + rng.random() * 1e-4
+        control.learn(Record(1 + depth, 0, (RequestCycle(0, depth, depth, 1 + accepted),), depth * 1e-3, verify, 0, 0))
+    assert sum(depths[100:150]) <= 12
+    assert sum(depths[250:]) >= 300
+
+
+def test_one_request_may_switch_speculation_off_or_lower_its_depth() -> None:
+    control = Control(PassCost(FLAT), depth=6, width=2, adaptive=False)
+    off = Request(0, (1,), SamplingParams(speculation=False), 0)
+    low = Request(1, (1,), SamplingParams(depth=2), 0)
+    budgets = control.budget([off, low])
+    assert 0 not in budgets
+    assert (budgets[1].depth, budgets[1].nodes) == (2, 4)
+
+
+def test_the_table_is_monotone_and_follows_new_measurements() -> None:
+    cost = PassCost({1: 2.0, 2: 1.0, 8: 4.0})
+    seconds = [cost.seconds(rows) for rows in range(1, 20)]
+    assert seconds == sorted(seconds)
+    assert cost.seconds(16) == pytest.approx(8.0)
+    for _ in range(200):
+        cost.learn_pass(8, 6.0)
+    assert cost.seconds(8) == pytest.approx(6.0, rel=0.01)
+
+
+def test_rates_lie_between_zero_and_one() -> None:
+    acceptance = Acceptance()
+    for _ in range(100):
+        acceptance.learn(0, 4, 4)
+        acceptance.learn(1, 4, 0)
+        assert 0 < acceptance.rate(1) < acceptance.rate(2) < acceptance.rate(0) < 1
