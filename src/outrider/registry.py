@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from outrider.errors import ConfigError
@@ -49,3 +50,6 @@ DRAFTERS = Registry(
         "early_exit": "outrider.drafters.early_exit:EarlyExit",
     },
 )
+
+READ_BY: Mapping[str, str] = MappingProxyType({"drafter_model": "small_model", "exit_layers": "early_exit"})
+"""Settings that one drafter alone reads."""

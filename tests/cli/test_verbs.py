@@ -109,12 +109,22 @@ def test_check_json(run, engines, tmp_path):
     ran = run("check", "m", "--drafter", "all", "--prompts", str(file), "--limit", "2", "--max-tokens", "6", "--json")
     data = last_object(ran)
     assert (ran.code, ran.err) == (0, "")
-    drafters = [name for name in DRAFTERS if name != "small_model"]
-    assert [c["drafter"] for c in data["comparisons"]] == [name for name in drafters for _ in range(2)]
-    assert (data["compared"], data["differing"], data["first_difference"]) == (2 * 2 * len(drafters), 0, None)
+    assert [c["drafter"] for c in data["comparisons"]] == [name for name in DRAFTERS for _ in range(2)]
+    assert (data["compared"], data["differing"], data["first_difference"]) == (2 * 2 * len(DRAFTERS), 0, None)
     assert data["tau"] == 3.0
     assert data["ratio"] > 0
     assert all(engine.closed for engine in engines)
+
+
+def test_check_gives_each_drafter_its_own_settings_only(run, engines):
+    words = ("--drafter-model", "tiny", "--exit-layers", "2", "--threads", "1", "--limit", "1", "--max-tokens", "2")
+    assert run("check", "m", "--drafter", "all", *words).code == 0
+    assert {engine.settings["drafter"]: engine.settings for engine in engines} == {
+        "none": {"drafter": "none", "threads": 1},
+        "ngram": {"drafter": "ngram", "threads": 1},
+        "small_model": {"drafter": "small_model", "threads": 1, "drafter_model": "tiny"},
+        "early_exit": {"drafter": "early_exit", "threads": 1, "exit_layers": 2},
+    }
 
 
 def test_check_reports_a_difference_and_exits_1(run, engines, monkeypatch):
@@ -148,7 +158,7 @@ def test_demo(run, engines):
     ran = run("demo", "m", "--max-tokens", "6")
     assert ran.code == 0
     assert "identical: yes" in ran.out
-    assert [engine.settings["drafter"] for engine in engines] == ["none", "ngram"]
+    assert [engine.settings["drafter"] for engine in engines] == ["none", "auto"]
     assert "\x1b" not in ran.out  # colours are for terminals
 
 
@@ -159,7 +169,7 @@ def test_demo_json(run, engines):
 
 
 def test_demo_that_differs_exits_1(run, engines, monkeypatch):
-    monkeypatch.setattr(FakeLLM, "_result", _broken(FakeLLM._result, "ngram", 1))
+    monkeypatch.setattr(FakeLLM, "_result", _broken(FakeLLM._result, "auto", 1))
     ran = run("demo", "m", "--max-tokens", "6")
     assert ran.code == 1
     assert "identical: no" in ran.out

@@ -14,7 +14,7 @@ from outrider.errors import ConfigError, RequestError
 from outrider.measure.lossless import Comparison, Report
 from outrider.measure.lossless import check as compare
 from outrider.measure.prompts import load_prompts
-from outrider.registry import DRAFTERS
+from outrider.registry import DRAFTERS, READ_BY
 
 
 @takes(EngineConfig)
@@ -38,7 +38,7 @@ def check(
 ) -> None:
     """Run prompts plain and speculatively, alone and in a batch, and compare all tokens; exit 1 on a difference.
 
-    `--drafter all` takes every drafter in turn, the small model only where `--drafter-model` names it.
+    `--drafter all` takes every drafter in turn.
     """
     temperatures = temperature or [0.0, 1.0]
     if settings.engine.get("acceptance", "match") != "match" and any(temperatures):
@@ -46,21 +46,22 @@ def check(
             "acceptance='rejection' promises the same law, not the same text: check it at --temperature 0"
         )
     asked = load_prompts(prompts, limit)
-    drafters = _drafters(settings.engine)
-    for drafter in drafters:
-        EngineConfig.of(model=model, **{**settings.engine, "drafter": drafter})
+    wanted = settings.engine.get("drafter", "auto")
+    engines = {name: _settings_for(name, settings.engine) for name in (DRAFTERS if wanted == "all" else [wanted])}
+    for engine in engines.values():
+        EngineConfig.of(model=model, **engine)
     fetch_if_missing(model)
 
     def open_llm(drafter: str) -> Any:
         from outrider import LLM
 
-        return LLM(model, **{**settings.engine, "drafter": drafter})
+        return LLM(model, **(engines.get(drafter) or _settings_for(drafter, settings.engine)))
 
     console = notes()
     with console.status("loading") as status:
         report = compare(
             open_llm,
-            drafters,
+            list(engines),
             asked,
             temperatures=temperatures,
             max_tokens=max_tokens,
@@ -75,12 +76,10 @@ def check(
         raise typer.Exit(1)
 
 
-def _drafters(engine: dict[str, Any]) -> list[str]:
-    """`all` is every drafter that can be built: the small model needs its own model to be named."""
-    asked = engine.get("drafter", "auto")
-    if asked != "all":
-        return [asked]
-    return [name for name in DRAFTERS if name != "small_model" or engine.get("drafter_model")]
+def _settings_for(drafter: str, engine: dict[str, Any]) -> dict[str, Any]:
+    """The engine's settings with this drafter, less those that another drafter alone reads."""
+    kept = {name: value for name, value in engine.items() if READ_BY.get(name, drafter) == drafter}
+    return {**kept, "drafter": drafter}
 
 
 def _show(report: Report, console: Any, as_json: bool) -> None:

@@ -37,7 +37,7 @@ def demo(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Alias, folder, .gguf file or hub id; an alias is fetched first.")
     ] = MODEL,
-    drafter: Annotated[str, typer.Option(metavar="NAME", help=f"Who guesses: {', '.join(DRAFTERS)}.")] = "ngram",
+    drafter: Annotated[str, typer.Option(metavar="NAME", help=f"Who guesses: auto, {', '.join(DRAFTERS)}.")] = "auto",
     prompt: Annotated[
         str, typer.Option(metavar="TEXT", help="What is asked; an editing task if left out.", show_default=False)
     ] = EDIT,
@@ -52,7 +52,7 @@ def demo(
         with session(model, {"drafter": name}) as llm:
             for _ in llm.stream("Hello", SamplingParams(max_tokens=8)):  # the first pass of all pays for warming up
                 pass
-            heading = "plain" if name == "none" else f"speculative ({name}; accepted guesses in {GUESSED})"
+            heading = "plain" if name == "none" else f"speculative (accepted guesses in {GUESSED})"
             console.rule(heading, align="left")
             runs[name] = _run(llm, prompt, params, console)
     plain, speculative = runs["none"], runs[drafter]
@@ -60,13 +60,22 @@ def demo(
     ratio, tau = speculative.rate / plain.rate, speculative.result.tally.tau
     rows = [
         ("plain", number(plain.rate, 1), "1.00", "1.00"),
-        (drafter, number(speculative.rate, 1), number(ratio), number(tau)),
+        (speculative.result.drafter, number(speculative.rate, 1), number(ratio), number(tau)),
     ]
     console.print(table(f"{model}, {plain.result.completion_tokens} tokens", ("", "tokens/s", "ratio", "tau"), rows))
     console.print(f"identical: {'yes' if identical else 'no'}")
     if as_json:
         rates = {"plain_tokens_per_second": plain.rate, "tokens_per_second": speculative.rate}
-        print_json({"model": model, "drafter": drafter, "identical": identical, "ratio": ratio, "tau": tau, **rates})
+        print_json(
+            {
+                "model": model,
+                "drafter": speculative.result.drafter,
+                "identical": identical,
+                "ratio": ratio,
+                "tau": tau,
+                **rates,
+            }
+        )
     if not identical:
         raise typer.Exit(1)
 
