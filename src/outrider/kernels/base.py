@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,8 +38,20 @@ class Linear(Protocol):
     out_features: int
     nbytes: int
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x: (T, K) float32 -> (T, N) float32; `residual` (T, N) is added last."""
+    def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """x: (T, K) float32 -> (T, N) float32; `residual` (T, N) is added last and may be `out` itself."""
+
+    def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32. A tied embedding is this."""
+
+
+class Program(Protocol):
+    """Verbs recorded over fixed buffers, run as one call; how many rows they take is said at each run."""
+
+    def __len__(self) -> int: ...
+
+    def run(self, first: int, last: int, positions: Tensor, slots: Tensor, keys: KeyIndex) -> None:
+        """Run verbs `[first, last)` over the first T rows of their buffers; arguments as the verbs take them."""
 
 
 class Kernels(Protocol):
@@ -46,6 +59,7 @@ class Kernels(Protocol):
 
     A row's result depends on that row alone: not on how many rows share the call, nor on where it stands.
     Where a set cannot promise that at every width, `fixed_width` names the one width at which it can.
+    Every verb writes into `out` and returns it where one is given.
     """
 
     name: str
@@ -54,19 +68,27 @@ class Kernels(Protocol):
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """(N, K) float32 or bfloat16 -> Linear of the same kind."""
 
-    def pack_quantised(self, kind: str, quants: Tensor, scales: Tensor, minima: Tensor | None) -> Linear:
+    def pack_quantised(
+        self, kind: str, quants: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None = None
+    ) -> Linear:
         """quants: (N, K) uint8 in 0..15 for "q4", int8 for "q8"; scales, minima: (N, K // 32) float32.
 
         "q4": w = scale * quant + minimum. "q8": w = scale * quant.
         """
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def record(self) -> AbstractContextManager[Program] | None:
+        """Record instead of run: within the block every verb only notes its operands, and needs `out`.
+
+        None where a set has no such way and every verb runs at once.
+        """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         """x: (T, H) float32, weight: (H,) float32 -> (T, H) float32."""
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
+    def silu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
         """gate_up: (T, 2 * I) float32, gate first -> silu(gate) * up: (T, I) float32."""
 
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+    def gelu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
         """As `silu_mul`, with gelu in its tanh form."""
 
     def rotate_and_write(
@@ -79,12 +101,16 @@ class Kernels(Protocol):
         k_pages: Tensor,
         v_pages: Tensor,
         num_heads: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 0.0,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """Rotate q and k by halves (as Llama) and write k, v into their slots.
+        """Rotate q and k by halves (as Llama) and write k, v into their slots; a slot below 0 is not written.
 
         qkv: (T, (Hq + 2 * Hkv) * D) float32; cos, sin: (P, D_rot // 2) float32 by position (D_rot <= D; the rest of a
         head passes unrotated); positions, slots: (T,) int32; k_pages, v_pages: (S, Hkv, D) float32 or bfloat16
-        -> q: (T, Hq, D) float32.
+        -> q: (T, Hq, D) float32. q_norm, k_norm: (D,) float32, an RMS norm of every head before it is rotated (Qwen3).
         """
 
     def attention(
@@ -97,6 +123,7 @@ class Kernels(Protocol):
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """q: (T, Hq, D) float32, pages (S, Hkv, D) float32 or bfloat16 -> (T, Hq, D) float32.
 

@@ -1,0 +1,269 @@
+"""The Llama-like layer on our own kernels: packed weights, fused projections, one native call for all layers."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from outrider.cache.pages import Pages, PageSpec
+from outrider.kernels.base import Kernels, KeyIndex, Linear, Program
+from outrider.models.lean_spec import LeanSpec, fits, rotary_tables, spec_of
+from outrider.models.lean_weights import GgufWeights, ModuleWeights, Weights
+
+_NUMERICS = {
+    "float32": "float32 weights",
+    "bfloat16": "bfloat16 weights",
+    "q4": "4-bit weights against 8-bit activations in groups of 32",
+    "q8": "8-bit weights against 8-bit activations in groups of 32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One decoder layer; a projection is several linears where a file mixes types."""
+
+    input_norm: Tensor
+    qkv: list[Linear]
+    o: list[Linear]
+    post_norm: Tensor
+    gate_up: list[Linear]
+    down: list[Linear]
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    window: int | None
+
+
+@dataclass(slots=True)
+class _Buffers:
+    """What the verbs of a pass write into, for up to `capacity` rows; None lets every verb make its own.
+
+    x is the residual stream, read and written in place; the others die within their layer.
+    """
+
+    capacity: int = 0
+    x: Tensor | None = None
+    normed: Tensor | None = None
+    qkv: Tensor | None = None
+    q: Tensor | None = None
+    mixed: Tensor | None = None
+    gate_up: Tensor | None = None
+    gated: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """All layers over one stack of pages; layer i is verbs `marks[i]` to `marks[i + 1]`."""
+
+    program: Program
+    marks: list[int]
+
+
+class LeanModel:
+    """A causal language model of Llama-like layers.
+
+    Attributes:
+        page_specs: per layer. nbytes: of all weights and tables. numerics: the arithmetic, in words.
+    """
+
+    def __init__(self, spec: LeanSpec, weights: Weights, kernels: Kernels, tables: tuple[Tensor, Tensor]) -> None:
+        self.spec = spec
+        self.kernels = kernels
+        self.page_specs = [PageSpec(spec.num_kv_heads, spec.head_dim, spec.head_dim)] * spec.num_layers
+        self._device = tables[0].device
+        unrotated = (tables[0][:, :0], tables[1][:, :0])
+        self._layers = [
+            _fill(spec, weights, i, tables if spec.rotary[i] else unrotated) for i in range(spec.num_layers)
+        ]
+        self._norm = weights.vector("model.norm")
+        (self._embedding,) = weights.linears(["model.embed_tokens"])
+        self._head = self._embedding if spec.tied else weights.linears(["lm_head"])[0]
+        linears = [p for layer in self._layers for p in (*layer.qkv, *layer.o, *layer.gate_up, *layer.down)]
+        linears += [self._embedding] if spec.tied else [self._embedding, self._head]
+        self.nbytes = sum(linear.nbytes for linear in linears) + sum(table.nbytes for table in tables)
+        kinds = sorted({linear.kind for linear in linears})
+        self.numerics = f"{', '.join(_NUMERICS[kind] for kind in kinds)}, summed in float32 ({kernels.name} kernels)"
+        self._buffers = _Buffers()
+        self._recordings: WeakKeyDictionary[Pages, _Recording] = WeakKeyDictionary()
+
+    @classmethod
+    def from_module(cls, module: Any, kernels: Kernels) -> LeanModel | None:
+        """Fill the layers from a loaded Transformers model; None where they would not compute exactly what it does."""
+        spec = spec_of(module.config)
+        if spec is None or not fits(spec, module):
+            return None
+        with torch.inference_mode():
+            tables = rotary_tables(module.model.rotary_emb, spec.max_positions, module.device)
+            return cls(spec, ModuleWeights(module, kernels), kernels, tables)
+
+    @classmethod
+    def from_gguf(cls, path: str | Path, config: Any, kernels: Kernels) -> LeanModel | None:
+        """Read a GGUF file of architecture "llama" (Q4_0, Q4_1, Q8_0, F16, BF16, F32), its bits kept as they are.
+
+        config: the Transformers config of the same model. None where file and config do not fit the layers exactly.
+
+        Raises:
+            ModelError: if the file is damaged.
+        """
+        spec = spec_of(config)
+        if spec is None:
+            return None
+        with torch.inference_mode():
+            weights = GgufWeights(Path(path), spec, kernels)
+            if not weights.fits:
+                return None
+            module = importlib.import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+            rotary = getattr(module, f"{spec.prefix}RotaryEmbedding")(config)
+            return cls(spec, weights, kernels, rotary_tables(rotary, spec.max_positions, torch.device("cpu")))
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        keys: KeyIndex,
+        pages: Pages,
+        logit_rows: Tensor | None = None,
+        num_layers: int | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """One pass over T rows.
+
+        tokens: (T,) int64; positions, slots: (T,) int32; logit_rows: (M,) int64, None for all rows.
+
+        Args:
+            num_layers: run only the first so many layers, then the model's own norm and head.
+            taps: layers (from 0, below `num_layers`) whose output is wanted.
+
+        Returns:
+            Logits (M, V) float32, and taps (T, H) float32 by layer.
+        """
+        depth = self.spec.num_layers if num_layers is None else num_layers
+        num_rows = tokens.shape[0]
+        buffers = self._room(num_rows)
+        x = self._embedding.lookup(tokens, out=None if buffers.x is None else buffers.x[:num_rows])
+        recording = self._recording(pages, buffers)
+        tapped: dict[int, Tensor] = {}
+        start = 0
+        for stop in sorted({depth, *(layer + 1 for layer in taps)}):
+            if recording is None:
+                for i in range(start, stop):
+                    x = self._layer(i, x, _Buffers(), positions, slots, keys, pages)
+            else:
+                marks = recording.marks
+                recording.program.run(marks[start], marks[stop], positions, slots, keys)
+            if stop - 1 in taps:
+                tapped[stop - 1] = x.clone()
+            start = stop
+        hidden = x if logit_rows is None else x[logit_rows]
+        if not hidden.shape[0]:
+            return x.new_empty(0, self.spec.vocab_size), tapped
+        return self._head(self.kernels.rms_norm(hidden, self._norm, self.spec.eps)), tapped
+
+    def _layer(
+        self, i: int, x: Tensor, out: _Buffers, positions: Tensor, slots: Tensor, keys: KeyIndex, pages: Pages
+    ) -> Tensor:
+        """x: (T, H) -> (T, H)."""
+        layer, spec, kernels = self._layers[i], self.spec, self.kernels
+        k_pages, v_pages = pages.keys[i], pages.values[i]
+        normed = kernels.rms_norm(x, layer.input_norm, spec.eps, out=out.normed)
+        qkv = _project(layer.qkv, normed, out=out.qkv)
+        q = kernels.rotate_and_write(
+            qkv,
+            layer.cos,
+            layer.sin,
+            positions,
+            slots,
+            k_pages,
+            v_pages,
+            spec.num_heads,
+            layer.q_norm,
+            layer.k_norm,
+            spec.eps,
+            out=out.q,
+        )
+        mixed = kernels.attention(q, k_pages, v_pages, keys, spec.head_dim**-0.5, layer.window, out=out.mixed)
+        x = _project(layer.o, mixed.flatten(1), residual=x, out=out.x)
+        normed = kernels.rms_norm(x, layer.post_norm, spec.eps, out=out.normed)
+        gate = kernels.silu_mul if spec.activation == "silu" else kernels.gelu_mul
+        gated = gate(_project(layer.gate_up, normed, out=out.gate_up), out=out.gated)
+        return _project(layer.down, gated, residual=x, out=out.x)
+
+    def _room(self, num_rows: int) -> _Buffers:
+        """Buffers for at least so many rows; recordings over smaller ones are dropped."""
+        if self._buffers.capacity >= num_rows or self.kernels.record() is None:
+            return self._buffers
+        capacity = max(16, 1 << (num_rows - 1).bit_length())
+        spec = self.spec
+        heads, width = spec.num_heads, spec.num_heads + 2 * spec.num_kv_heads
+        self._buffers = _Buffers(
+            capacity,
+            x=torch.empty(capacity, spec.hidden),
+            normed=torch.empty(capacity, spec.hidden),
+            qkv=torch.empty(capacity, width * spec.head_dim),
+            q=torch.empty(capacity, heads, spec.head_dim),
+            mixed=torch.empty(capacity, heads, spec.head_dim),
+            gate_up=torch.empty(capacity, 2 * spec.intermediate),
+            gated=torch.empty(capacity, spec.intermediate),
+        )
+        self._recordings.clear()
+        return self._buffers
+
+    def _recording(self, pages: Pages, buffers: _Buffers) -> _Recording | None:
+        """The layers recorded over `pages`; None where the kernels run every verb at once."""
+        if buffers.x is None:
+            return None
+        found = self._recordings.get(pages)
+        if found is not None:
+            return found
+        recorder = self.kernels.record()
+        assert recorder is not None
+        # Which rows run, and where their keys lie, is said at each run: these stand in for them.
+        blank = torch.zeros(buffers.capacity, dtype=torch.int32)
+        index = KeyIndex(blank[:, None], blank, blank, blank[:, None], blank, 1)
+        marks = [0]
+        with recorder as program:
+            for i in range(len(pages.keys)):
+                self._layer(i, buffers.x, buffers, blank, blank, index, pages)
+                marks.append(len(program))
+        self._recordings[pages] = _Recording(program, marks)
+        return self._recordings[pages]
+
+
+def _fill(spec: LeanSpec, weights: Weights, i: int, tables: tuple[Tensor, Tensor]) -> _Layer:
+    name = f"model.layers.{i}"
+    return _Layer(
+        input_norm=weights.vector(f"{name}.input_layernorm"),
+        qkv=weights.linears([f"{name}.self_attn.{part}_proj" for part in "qkv"]),
+        o=weights.linears([f"{name}.self_attn.o_proj"]),
+        post_norm=weights.vector(f"{name}.post_attention_layernorm"),
+        gate_up=weights.linears([f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"]),
+        down=weights.linears([f"{name}.mlp.down_proj"]),
+        q_norm=weights.vector(f"{name}.self_attn.q_norm") if spec.qk_norm else None,
+        k_norm=weights.vector(f"{name}.self_attn.k_norm") if spec.qk_norm else None,
+        cos=tables[0],
+        sin=tables[1],
+        window=spec.windows[i],
+    )
+
+
+def _project(parts: list[Linear], x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """The linears side by side, as if they were one."""
+    if len(parts) == 1:
+        return parts[0](x, residual, out)
+    assert residual is None
+    if out is None:
+        return torch.cat([part(x) for part in parts], dim=1)
+    start = 0
+    for part in parts:
+        part(x, out=out[:, start : start + part.out_features])
+        start += part.out_features
+    return out
