@@ -12,7 +12,7 @@ from outrider.sampling.verify import verify, verify_match
 from outrider.tree import DraftTree, Verdict
 from tests.laws import DrawKernels, ToyModel, decode, make, no_guess, random_tree
 
-EVEN = TokenAutomaton("any", {"any": {t: "any" for t in range(0, 12, 2)}})
+EVEN = TokenAutomaton("any", {"any": dict.fromkeys(range(0, 12, 2), "any")})
 MIX = [
     {},
     {"temperature": 1.0},
@@ -42,7 +42,7 @@ def batch(rng, acceptance, num=12):
         request.output += plain.output[: i % 3]
         tree = random_tree(rng, 12, 8)
         if i % 2:  # one that is sure to be accepted in part
-            tree = DraftTree.chain(plain.output[i % 3 : i % 3 + 2] + [rng.randrange(12)])
+            tree = DraftTree.chain([*plain.output[i % 3 : i % 3 + 2], rng.randrange(12)])
         trees.append(tree)
         contexts.append(Context(request, 12))
         logits.append(model.rows((*request.prompt, *request.output), tree))

@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from tests.laws import DrawKernels, ToyModel, decode, make, no_guess, random_tree
 from transformers import generation as hf
 
 from outrider.errors import NumericsError, RequestError
@@ -14,6 +13,7 @@ from outrider.sampling.context import Context, Row
 from outrider.sampling.verify import verify
 from outrider.sampling.warp import law, laws, warp
 from outrider.tree import DraftTree
+from tests.laws import DrawKernels, ToyModel, decode, make, no_guess, random_tree
 
 
 def row_after(tokens, vocab_size=40, prompt=(1, 2), **params):
@@ -50,7 +50,7 @@ def transformers_law(logits, row):
     return torch.softmax(chain(ids, logits.unsqueeze(0))[0].double(), 0)
 
 
-CYCLE = TokenAutomaton(0, {0: {t: 1 for t in range(3, 35)}, 1: {t: 0 for t in range(9, 38)}})
+CYCLE = TokenAutomaton(0, {0: dict.fromkeys(range(3, 35), 1), 1: dict.fromkeys(range(9, 38), 0)})
 CASES = {
     "temperature": {"temperature": 0.6},
     "top_k": {"temperature": 1.3, "top_k": 5},

@@ -6,6 +6,7 @@ only if the number of a node's children was fixed before they were drawn and non
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -37,13 +38,12 @@ def verify_rejection(
         q = _draft_law(tree, children)
         for child in children:
             token = tree.tokens[child]
-            if q is not None and float(q[token]) > 0:
+            if q is not None:
                 if uniforms[child] < float(p[token] / q[token]):
                     break
                 p = _normalised((p - q).clamp_(min=0.0), p)
                 q = _without(q, token)
             else:
-                # A guess that its law could not have drawn is a point mass, like one without a law.
                 if uniforms[child] < float(p[token]):
                     break
                 p = _without(p, token)
@@ -93,12 +93,18 @@ def invert(weights: Tensor, uniform: float) -> int:
 
 
 def _draft_law(tree: DraftTree, children: list[int]) -> Tensor | None:
-    """What the children were drawn from, (V,) float64 summing to 1; None for point masses and for a row of NaN."""
+    """What the children were drawn from, (V,) float64 summing to 1; None where they are point masses.
+
+    A law that holds a NaN, or could not have drawn one of the children, was not drawn from. Point masses are exact for
+    any guesses that were chosen without the noise of this walk.
+    """
     if tree.laws is None or not children:
         return None
     q = tree.laws[children[0]].to(torch.float64)
-    total = q.sum()
-    return q / total if bool(torch.isfinite(total)) and float(total) > 0 else None
+    total = float(q.sum())
+    if not math.isfinite(total) or any(float(q[tree.tokens[child]]) <= 0 for child in children):
+        return None
+    return q / total
 
 
 def _without(law: Tensor, token: int) -> Tensor:

@@ -1,0 +1,121 @@
+"""Chi-square through the real functions: 1e5 tokens a rule, keyed noise, trees, several cycles (fault 4)."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from outrider.kernels import noise
+from outrider.sampling.context import Context
+from outrider.sampling.rejection import draft_siblings
+from outrider.sampling.verify import verify
+from outrider.sampling.warp import law
+from outrider.tree import ROOT, DraftTree
+from tests.laws import ToyModel, make, random_tree
+
+V, LENGTH = 3, 4
+NUM_TEXTS = 25_000
+MODEL = ToyModel(V, seed=4, scale=1.0)
+
+
+class TableKernels:
+    """The draw as it is defined, for all rows at once: fast where rows are many and the vocabulary is tiny."""
+
+    def draw(self, logits, temperature, seeds, samples, positions):
+        noisy = noise.gumbel(seeds, samples, positions, logits.shape[1])
+        return (logits.double() / temperature.double().unsqueeze(1) + noisy).argmax(1)
+
+
+def p_value(texts, temperature):
+    """Of the counts of all `V ** LENGTH` texts against the product of the target's laws."""
+    every = list(itertools.product(range(V), repeat=LENGTH))
+    chances = []
+    for text in every:
+        chance = 1.0
+        for i, token in enumerate(text):
+            chance *= float(law(MODEL.logits((0, *text[:i])), temperature)[token])
+        chances.append(chance)
+    counts = np.zeros(len(every))
+    index = {text: i for i, text in enumerate(every)}
+    for text in texts:
+        counts[index[text]] += 1
+    expected = np.array(chances) * len(texts)
+    keep = expected >= 5
+    observed = np.append(counts[keep], counts[~keep].sum())
+    expected = np.append(expected[keep], expected[~keep].sum())
+    return scipy.stats.chisquare(observed, expected).pvalue
+
+
+def sample_texts(acceptance, temperature, guess):
+    """`NUM_TEXTS` samples of one seed, all requests in one batch, cycle after cycle."""
+    open_ = [make(i, prompt=(0,), seed=2024, sample=i, temperature=temperature) for i in range(NUM_TEXTS)]
+    texts, cycles = [], 0
+    contexts = {request.id: Context(request, V) for request in open_}
+    while open_:
+        trees = [guess(request) for request in open_]
+        logits = torch.cat([MODEL.rows((0, *r.output), t) for r, t in zip(open_, trees, strict=True)])
+        verdicts = verify(trees, logits, [contexts[r.id] for r in open_], TableKernels(), acceptance)
+        for request, verdict in zip(open_, verdicts, strict=True):
+            request.output += verdict.tokens
+        texts += [tuple(r.output[:LENGTH]) for r in open_ if len(r.output) >= LENGTH]
+        open_ = [r for r in open_ if len(r.output) < LENGTH]
+        cycles += 1
+    assert cycles > 1
+    return texts
+
+
+def test_match():
+    rng = random.Random(0)
+    texts = sample_texts("match", 0.8, lambda request: random_tree(rng, V, 4))
+    assert p_value(texts, 0.8) > 1e-3
+
+
+def drawn_tree(request, shared_noise=False):
+    """Two siblings, one child below the first, from a law unlike the target's."""
+    text = tuple(request.output)
+    sample, cycle = request.sample, len(text)
+
+    def q(path):
+        return torch.softmax(-0.7 * MODEL.logits((0, *text, *path)), 0)
+
+    first = draft_siblings(q(()), 2, request.seed, sample, cycle, ROOT)
+    below = draft_siblings(q(first[:1]), 1, request.seed, sample, cycle, 0)
+    return DraftTree((*first, *below), (ROOT, ROOT, 0), torch.stack([q(()), q(()), q(first[:1])]))
+
+
+def test_rejection():
+    assert p_value(sample_texts("rejection", 0.8, drawn_tree), 0.8) > 1e-3
+
+
+def test_the_test_can_fail():
+    """A law that is off by a few per cent, or one sibling dropped after it was seen, is found out."""
+
+    def pruned(request):
+        tree = drawn_tree(request)
+        keep = 3 if tree.tokens[1] != 0 else 1
+        return DraftTree(tree.tokens[:keep], tree.parents[:keep], tree.laws[:keep])
+
+    rng = random.Random(0)
+    assert p_value(sample_texts("match", 0.8, lambda request: random_tree(rng, V, 2)), 0.85) < 1e-3
+    assert p_value(sample_texts("rejection", 0.8, pruned), 0.8) < 1e-3
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_siblings_are_drawn_without_replacement(num):
+    """Ordered draws have the Plackett-Luce law."""
+    q = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    counts = dict.fromkeys(itertools.permutations(range(4), num), 0)
+    num_draws = 20_000
+    for position in range(num_draws):
+        counts[draft_siblings(q, num, 77, 1, position, 2)] += 1
+    expected = []
+    for tokens in counts:
+        chance, left = 1.0, 1.0
+        for token in tokens:
+            chance *= float(q[token]) / left
+            left -= float(q[token])
+        expected.append(chance * num_draws)
+    assert scipy.stats.chisquare(list(counts.values()), np.array(expected) * num_draws / sum(expected)).pvalue > 1e-3

@@ -1,0 +1,235 @@
+"""The rejection rule by exhaustive enumeration: every guess, every coin, every residual, over several cycles."""
+
+import functools
+import inspect
+import itertools
+import math
+
+import pytest
+import torch
+from explore import Coin, explore, extend
+
+from outrider.kernels import noise
+from outrider.sampling import rejection
+from outrider.sampling.context import Context
+from outrider.sampling.rejection import accept_uniforms, draft_siblings, invert, pick_residual, verify_rejection
+from outrider.sampling.warp import law, warp
+from outrider.tree import ROOT, DraftTree, Verdict
+from tests.laws import ToyModel, make
+
+# By level: children of every node there. A tuple a level: by rank of the parent among its siblings.
+SHAPES = {
+    "plain": [],
+    "chain of 1": [1],
+    "chain of 3": [1, 1, 1],
+    "siblings": [2],
+    "more siblings than tokens": [4],
+    "tree": [2, 1],
+    "pruned tree": [2, (1, 0)],
+    "deep tree": [2, (1, 0), 1],
+    "wide below": [1, 2],
+}
+WARPS = {
+    "none": {"temperature": 1.0},
+    "top_k": {"temperature": 0.7, "top_k": 2},
+    "top_p and penalties": {"temperature": 1.3, "top_p": 0.8, "frequency_penalty": 0.7, "repetition_penalty": 1.4},
+    "min_p and bias": {"temperature": 1.0, "min_p": 0.25, "logit_bias": {0: 0.8}},
+}
+
+
+def target_law(model, params, text):
+    """The warped law after `text`, each time from scratch."""
+    request = make(prompt=(0,), **params)
+    request.output.extend(text)
+    context = Context(request, model.vocab_size)
+    return law(warp(model.logits((0, *text)), context.rows(DraftTree())[0]), context.temperature)
+
+
+def grow(choose, shape, q, text, keep=lambda token, law: True):
+    """Draw a tree level by level, siblings without replacement; `keep` may drop a node after seeing it."""
+    tokens, parents, laws = [], [], []
+    level = [(ROOT, text, 0)]
+    for counts in shape:
+        following = []
+        for parent, path, rank in level:
+            q_here = q(path)
+            left = q_here.tolist()
+            for sibling in range(counts if isinstance(counts, int) else counts[rank] if rank < len(counts) else 0):
+                if sum(left) == 0:
+                    break
+                token = choose(left)
+                left[token] = 0.0
+                if keep(token, q_here):
+                    following.append((len(tokens), (*path, token), sibling))
+                    tokens.append(token)
+                    parents.append(parent)
+                    laws.append(q_here)
+        level = following
+    return DraftTree(tuple(tokens), tuple(parents), torch.stack(laws) if laws else None)
+
+
+def one_cycle(text, choose, p, propose):
+    """What a cycle adds after `text`, through the real walk."""
+    tree = propose(choose, text)
+    coins = [Coin(choose) for _ in tree.tokens]
+
+    def law_at(node):
+        return p((*text, *(tree.tokens[i] for i in tree.path(node))))
+
+    return verify_rejection(tree, law_at, coins, lambda node, weights: choose(weights.tolist())).tokens
+
+
+def text_law(p, propose, length):
+    @functools.cache
+    def cycle(text):
+        return explore(lambda choose: one_cycle(text, choose, p, propose))
+
+    return extend(cycle, length)
+
+
+def largest_error(p, got, vocab_size, length):
+    assert math.isclose(sum(got.values()), 1, abs_tol=1e-12)
+    worst = 0.0
+    for text in itertools.product(range(vocab_size), repeat=length):
+        exact = math.prod(float(p(text[:i])[token]) for i, token in enumerate(text))
+        worst = max(worst, abs(got.get(text, 0.0) - exact))
+    return worst
+
+
+def laws_of(vocab_size, warp_name="none", disturbance=1.0):
+    target = ToyModel(vocab_size, seed=1, scale=1.0)
+    noise_model = ToyModel(vocab_size, seed=2, scale=disturbance)
+    p = functools.lru_cache(maxsize=None)(functools.partial(target_law, target, WARPS[warp_name]))
+    return p, lambda text: torch.softmax(target.logits((0, *text)) + noise_model.logits((0, *text)), 0)
+
+
+@pytest.mark.parametrize("warp_name", WARPS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("vocab_size", "length"), [(2, 4), (3, 3)])
+def test_text_has_the_law_of_plain_sampling(shape, warp_name, vocab_size, length):
+    p, q = laws_of(vocab_size, warp_name)
+    got = text_law(p, lambda choose, text: grow(choose, SHAPES[shape], q, text), length)
+    assert largest_error(p, got, vocab_size, length) < 1e-9  # the drafter's laws are float32
+
+
+@pytest.mark.parametrize("shape", ["chain of 1", "siblings", "tree"])
+def test_four_tokens(shape):
+    p, q = laws_of(4, "top_k")
+    got = text_law(p, lambda choose, text: grow(choose, SHAPES[shape], q, text), 2)
+    assert largest_error(p, got, 4, 2) < 1e-9
+
+
+POINT_MASSES = [
+    DraftTree.chain([0, 1, 0]),
+    DraftTree((2, 0, 1), (-1, -1, -1)),
+    DraftTree((1, 2, 0, 0, 1), (-1, -1, 0, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("warp_name", WARPS)
+@pytest.mark.parametrize("tree", POINT_MASSES)
+def test_candidates_without_a_law_are_point_masses(tree, warp_name):
+    p, _ = laws_of(3, warp_name)
+    got = text_law(p, lambda choose, text: tree, 3)
+    assert largest_error(p, got, 3, 3) < 1e-12
+
+
+ONE_HOT = torch.tensor([0.0, 1.0, 0.0])
+EDGES = {
+    "all NaN": lambda p: torch.full((3,), torch.nan),
+    "zero for the guess": lambda p: torch.tensor([0.0, 0.4, 0.6]),
+    "zero everywhere": lambda p: torch.zeros(3),
+    "p = q": lambda p: p.float(),
+    "q off the support of p": lambda p: torch.tensor([1.0, 0.0, 0.0]),
+    "one-hot q": lambda p: ONE_HOT,
+    "unnormalised": lambda p: torch.tensor([3.0, 1.0, 4.0]),
+}
+
+
+@pytest.mark.parametrize("target", [[0.5, 0.2, 0.3], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.7, 0.3]])
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("guesses", [(0, 2), (2, 0)])
+def test_edges_yield_a_draw_from_p(edge, guesses, target):
+    """Fault 12. A law that could not have drawn a guess says nothing of the others either."""
+    p = torch.tensor(target, dtype=torch.float64)
+    q = EDGES[edge](p)
+
+    def propose(choose, text):
+        if bool((q >= 0).all()) and float(q.sum()) > 0 and edge != "zero for the guess":
+            return grow(choose, [2], lambda path: q, text)
+        return DraftTree(guesses, (-1, -1), torch.stack([q, q]))
+
+    got = text_law(lambda text: p, propose, 2)
+    assert largest_error(lambda text: p, got, 3, 2) < 1e-7  # float32 rounding of p = q
+
+
+def test_dropping_a_sibling_after_seeing_it_biases_the_law():
+    """Why counts are fixed first: the same enumeration with a tree that drops unlikely nodes is far off."""
+    p, q = laws_of(3)
+
+    def pruned(choose, text):
+        return grow(choose, [2, 1], q, text, keep=lambda token, law: law[token] > 0.3)
+
+    assert largest_error(p, text_law(p, pruned, 2), 3, 2) > 1e-2
+
+
+def test_the_door_fixes_the_count_before_it_draws():
+    """Only a number goes in, every child drawn comes out, and a larger number changes no earlier child."""
+    assert list(inspect.signature(draft_siblings).parameters) == ["law", "num", "seed", "sample", "position", "node"]
+    generator = torch.Generator().manual_seed(0)
+    for position in range(200):
+        q = torch.rand(6, generator=generator) * (torch.rand(6, generator=generator) > 0.4)
+        support = int((q > 0).sum())
+        drawn = [draft_siblings(q, num, 7, 0, position, ROOT) for num in range(8)]
+        for num, tokens in enumerate(drawn):
+            assert len(tokens) == min(num, support)
+            assert tokens == drawn[7][:num]
+            assert len(set(tokens)) == len(tokens)
+            assert all(q[token] > 0 for token in tokens)
+    assert draft_siblings(torch.full((6,), torch.nan), 3, 7, 0, 0, ROOT) == ()
+
+
+@pytest.mark.parametrize("weights", [(1, 2, 3), (0, 5, 0), (4, 0, 0, 3), (1, 1, 1, 1), (0, 0, 7)])
+def test_inversion_hits_every_token_exactly_its_share_of_the_time(weights):
+    cells = 12 * sum(weights)
+    drawn = [invert(torch.tensor(weights, dtype=torch.float64), (k + 0.5) / cells) for k in range(cells)]
+    assert [drawn.count(token) for token in range(len(weights))] == [12 * weight for weight in weights]
+    extremes = [0.5 * 2.0**-52, 1 - 2.0**-53]
+    assert all(weights[invert(torch.tensor(weights, dtype=torch.float64), u)] > 0 for u in extremes)
+
+
+def test_no_two_draws_share_a_counter(monkeypatch):
+    """Fault 4: draft, acceptance and residual over cycles, nodes and siblings, and the match rule's noise beside."""
+    blocks = []
+
+    def recording(counter, key):
+        blocks.append((*counter, *key))
+        return philox(counter, key)
+
+    philox = noise.philox4x32
+    monkeypatch.setattr(noise, "philox4x32", recording)
+    law_ = torch.full((5,), 0.2)
+    num_draws = 0
+    for sample, cycle in itertools.product(range(2), (0, 1, 2, 255, 256, 257, 65536)):
+        for node in range(ROOT, 40):
+            num_draws += math.ceil(len(draft_siblings(law_, 4, 5, sample, cycle, node)) / 2)
+            pick_residual(node, law_.double(), 5, sample, cycle)
+            num_draws += 1
+        num_draws += len(accept_uniforms(40, 5, sample, cycle))
+    assert len(blocks) == num_draws
+    assert len(set(blocks)) == len(blocks)
+    last_words = {block[3] for block in blocks}
+    assert noise.stream(noise.Purpose.MATCH) not in last_words
+    assert {word & 0xFF for word in last_words} == {noise.Purpose.DRAFT, noise.Purpose.ACCEPT, noise.Purpose.RESIDUAL}
+
+
+def test_a_tree_with_its_keys_always_has_the_same_verdict():
+    generator = torch.Generator().manual_seed(3)
+    p, tree = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64), DraftTree((1, 2, 0), (-1, -1, 0), torch.ones(3, 3))
+    uniforms = torch.rand(3, generator=generator).tolist()
+    verdicts = {
+        verify_rejection(tree, lambda node: p, uniforms, lambda node, weights: rejection.invert(weights, 0.3))
+        for _ in range(3)
+    }
+    assert len(verdicts) == 1
+    assert isinstance(verdicts.pop(), Verdict)
