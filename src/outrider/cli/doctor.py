@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from outrider.cli.render import print_json
 from outrider.cli.session import session
 from outrider.config import EngineConfig, cache_folder
 from outrider.errors import OutriderError
+from outrider.measure.prompts import load_prompts
 from outrider.registry import DRAFTERS
 
 PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "numpy", "safetensors", "gguf")
@@ -27,13 +28,22 @@ def doctor(
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Load it and report on it too.")] = None,
     *,
     settings: Settings,
+    prompts: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Texts for the numerics, as `check` reads them; else built-in.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most this many texts.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what works here: device, versions, compiler, kernels and self-test; with a model its memory and numerics."""
+    """Say what works here: device, versions, compiler, kernels and self-test; with a model its memory and numerics.
+
+    Numerics: how far the model's law, in the dtype in use, lies from the same weights in float32.
+    """
+    texts = load_prompts(prompts, limit)
     report: dict[str, Any] = {"machine": machine(), "kernels": kernels(settings.engine.get("threads"))}
     if model is not None:
         with session(model, settings.engine) as llm:
             report["model"] = {**llm.describe(), "decided": list(llm.resolved.lines())}
+            report["numerics"] = numerics(llm, settings.engine, [llm.encode(text.content) for text in texts])
     if as_json:
         print_json(report)
     else:
@@ -70,6 +80,20 @@ def kernels(threads: int | None) -> dict[str, Any]:
         return {"name": None, "problem": str(error)}
     outcomes = self_test(chosen)
     return {"name": chosen.name, "fixed_width": chosen.fixed_width, "self_test": [str(outcome) for outcome in outcomes]}
+
+
+def numerics(llm: Any, engine: Mapping[str, Any], texts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The target in use against the same weights, dequantised where they are packed, in float32."""
+    from outrider.measure.divergence import divergence
+    from outrider.models.loader import load
+
+    target = llm.engine.target
+    if target.dtype == "float32":
+        return {"arithmetic": target.numerics, "against": "nothing: this is the reference"}
+    same = {name: engine[name] for name in ("device", "kernels", "threads") if name in engine}
+    reference = load(llm.config.model, dtype="float32", **same)
+    found = divergence(target, reference, texts)
+    return {"arithmetic": target.numerics, "against": reference.numerics, **found.to_json()}
 
 
 def _version(package: str) -> str | None:
