@@ -203,6 +203,12 @@ class LLM:
                 raise RequestError(f"prompt token {token!r} is no id of this model: ids lie in 0 .. {vocab_size - 1}")
         if not ids:
             raise RequestError("the prompt is empty: give at least one token")
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and list(ids[:2]) == [bos, bos]:
+            raise RequestError(
+                f"the prompt begins with two BOS tokens (id {bos}), which no model was trained on: "
+                "leave the BOS out of the text, or out of the chat template"
+            )
         return tuple(ids)
 
     def describe(self) -> dict[str, Any]:
@@ -268,7 +274,7 @@ class LLM:
             token_ids=tuple(request.output),
             finish_reason=str(request.finish_reason),
             seed=request.seed,
-            exactness="seed" if params.temperature == 0 else resolved.exactness,
+            exactness=self.engine.target.exactness if params.temperature == 0 else resolved.exactness,
             prompt_tokens=len(request.prompt),
             cached_tokens=request.num_cached,
             logprobs=None if params.logprobs is None else tuple(request.logprobs),

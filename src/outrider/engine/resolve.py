@@ -19,6 +19,7 @@ from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import DEEPEST, Control
 from outrider.drafters.base import Drafter, Needs, Workshop
+from outrider.engine.drafter_probe import probe_drafter
 from outrider.engine.memory import MemoryPlan, plan_memory, slot_bytes
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
@@ -30,6 +31,8 @@ from outrider.registry import DRAFTERS
 
 DEFAULT_DRAFTER = "ngram"
 """Needs no weights, no memory and no training, and is silent where it has nothing to say."""
+HIDDEN = ("memory", "pass_seconds", "probe", "drafter_probe", "reasons", "notes")
+"""Settings with a line of their own, or only in the JSON."""
 TYPICAL_CONTEXT = 256
 """Keys that each row of a measured pass reads."""
 
@@ -59,6 +62,8 @@ class Resolved:
     memory: MemoryPlan
     pass_seconds: dict[int, float]
     versions: dict[str, str]
+    probe: dict[str, Any] | None
+    drafter_probe: dict[str, Any] | None
     reasons: dict[str, str]
     notes: tuple[str, ...]
 
@@ -67,7 +72,7 @@ class Resolved:
 
     def lines(self) -> list[str]:
         """One line a setting, with its reason where it was decided here."""
-        shown = {k: v for k, v in asdict(self).items() if k not in ("memory", "pass_seconds", "reasons", "notes")}
+        shown = {k: v for k, v in asdict(self).items() if k not in HIDDEN}
         width = max(map(len, shown))
         lines = [
             f"{name:<{width}}  {value}" + (f"  ({self.reasons[name]})" if name in self.reasons else "")
@@ -96,6 +101,7 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         device=config.device,
         kernels=config.kernels,
         threads=config.threads,
+        self_test=config.self_test,
         progress=progress,
     )
     _refuse(config, target)
@@ -132,6 +138,7 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
     control = Control(cost, depth, config.width, config.adaptive)
     scheduler = Scheduler(ledger, needs, config.max_requests, config.max_rows, max_context)
     engine = Engine(target, pages, scheduler, drafter, control, config.acceptance)
+    found = probe_drafter(engine) if config.self_test and config.drafter_model else None
     exactness = target.exactness if config.acceptance == "match" else "distribution"
     resolved = Resolved(
         model=target.name,
@@ -155,6 +162,8 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         memory=memory,
         pass_seconds=cost.table(),
         versions=versions(),
+        probe=None if target.report is None else asdict(target.report),
+        drafter_probe=None if found is None else asdict(found),
         reasons=reasons,
         notes=tuple(target.notes),
     )

@@ -1,0 +1,54 @@
+"""A start-up probe of 64 tokens: a drafter that agrees with its target no more than chance is not the right one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.control.depth import Control
+from outrider.engine.step import Engine
+from outrider.errors import ConfigError
+from outrider.request import Request, SamplingParams
+
+NUM_TOKENS = 64
+DEPTH = 2
+CHANCE = 0.03
+"""Share of guesses that even unrelated models of one vocabulary get right (frequent words, line breaks)."""
+PROBE_ID = -1
+"""No front door gives a request this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterProbe:
+    """How many of its guesses were what the target said."""
+
+    drafted: int
+    accepted: int
+
+
+def probe_drafter(engine: Engine) -> DrafterProbe:
+    """Decode 64 greedy tokens with guesses at a fixed depth, then leave nothing behind.
+
+    Raises:
+        ConfigError: where the guesses are no better than chance.
+    """
+    control = engine.control
+    engine.control = Control(control.cost, DEPTH, width=1, adaptive=False)
+    room = engine.scheduler.max_context // 2
+    # Ids from the middle of the vocabulary are words in every tokenizer, and mean as much to one model as to another.
+    middle = engine.target.vocab_size // 2
+    prompt = tuple(range(middle, middle + min(8, room)))
+    request = Request(PROBE_ID, prompt, SamplingParams(), seed=0, limit=min(NUM_TOKENS, room))
+    engine.add(request)
+    while not request.is_finished:
+        engine.step()
+    engine.control = control
+    tally = request.tally
+    if request.error is not None:
+        raise ConfigError(f"the start-up probe failed ({request.error}): check the weights of both models")
+    if tally.drafted and tally.accepted < max(1, CHANCE * tally.drafted):
+        name = engine.drafter.name if engine.drafter else "none"
+        raise ConfigError(
+            f"the drafter {name} got {tally.accepted} of {tally.drafted} guesses right, no better than chance: its model "
+            "was probably trained for another target, or its weights did not load; choose one of the target's own family"
+        )
+    return DrafterProbe(tally.drafted, tally.accepted)
