@@ -5,7 +5,8 @@ import random
 import pytest
 import torch
 
-from outrider.errors import NumericsError, RequestError
+from outrider.errors import KernelError, NumericsError, RequestError
+from outrider.kernels import select
 from outrider.sampling.automaton import TokenAutomaton
 from outrider.sampling.context import Context
 from outrider.sampling.verify import verify, verify_match
@@ -117,6 +118,20 @@ def test_a_request_that_forbids_everything_fails_alone(acceptance, temperature):
     bad, good = verify([DraftTree()] * 2, torch.randn(2, 12), contexts, DrawKernels(), acceptance)
     assert isinstance(bad, RequestError)
     assert good.tokens
+
+
+@pytest.mark.parametrize("kind", ["plain", "native"])
+def test_real_kernels_give_the_defined_text(kind):
+    try:
+        kernels = select(kind, torch.device("cpu"), 1)
+    except KernelError as error:
+        pytest.skip(f"no native kernels here: {error}")
+    model, rng = ToyModel(300), random.Random(3)
+    for i, params in enumerate([*MIX[:4], {"temperature": 0.9, "top_p": 0.8}]):
+        defined, real = (make(i, seed=i, sample=2, **params) for _ in range(2))
+        decode(defined, model, no_guess, 12)
+        decode(real, model, lambda _: random_tree(rng, 300, 6), 12, kernels=kernels)
+        assert real.output == defined.output
 
 
 def test_no_requests():

@@ -11,7 +11,7 @@ from outrider.errors import NumericsError, RequestError
 from outrider.sampling.automaton import TokenAutomaton
 from outrider.sampling.context import Context, Row
 from outrider.sampling.verify import verify
-from outrider.sampling.warp import law, laws, warp
+from outrider.sampling.warp import law, warp
 from outrider.tree import DraftTree
 from tests.laws import DrawKernels, ToyModel, decode, make, no_guess, random_tree
 
@@ -169,8 +169,8 @@ def test_nothing_to_do_copies_nothing():
 
 
 def test_laws_at_temperature_0_put_all_mass_on_the_lowest_argmax():
-    p = laws(torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, 1.0]]), 0.0)
-    assert p.tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert law(torch.tensor([0.0, 2.0, 2.0]), 0.0).tolist() == [0, 1, 0]
+    assert law(torch.tensor([1.0, 0.0, 1.0]), 0.0).tolist() == [1, 0, 0]
 
 
 def test_rows_without_a_law_are_named():
@@ -194,6 +194,7 @@ def test_a_forbidden_nan_still_shows():
     [
         ({"logit_bias": {40: 1.0}}, "logit_bias"),
         ({"bad_words": ((1, 77),)}, "bad_words"),
+        ({"bad_words": ("a text",)}, "bad_words"),
         ({"stop_token_ids": (40,)}, "stop_token_ids"),
         ({"temperature": 1e-40}, "temperature"),
     ],

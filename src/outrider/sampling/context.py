@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +31,17 @@ class Context:
             RequestError: a sampling field names a token outside the vocabulary, or the temperature is next to 0.
         """
         params = request.params
-        _refuse_foreign_tokens(params, vocab_size)
+        bad_words = tuple(words for words in params.bad_words if not isinstance(words, str))
+        if len(bad_words) < len(params.bad_words):
+            raise RequestError(
+                "bad_words holds a text where token ids are needed: encode it with the model's tokenizer"
+            )
+        _refuse_foreign_tokens(params, bad_words, vocab_size)
         if 0 < params.temperature < _LEAST_TEMPERATURE:
             raise RequestError(f"temperature={params.temperature!r} is too small to divide by: give 0 for greedy")
         self.request = request
         self.params = params
+        self.bad_words = bad_words
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.temperature = float(torch.tensor(params.temperature, dtype=torch.float32))
@@ -47,7 +52,7 @@ class Context:
             0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0
         )
         self._always_warps = bool(
-            params.logit_bias or params.bad_words or params.automaton or self.penalises or self.truncates
+            params.logit_bias or bad_words or params.automaton or self.penalises or self.truncates
         )
         self._num_followed = 0
         self._state = params.automaton.start() if params.automaton else None
@@ -137,13 +142,13 @@ class Row:
         return self.path == words[split:] and len(output) >= split and tuple(output[-split:]) == words[:split]
 
 
-def _refuse_foreign_tokens(params: SamplingParams, vocab_size: int) -> None:
+def _refuse_foreign_tokens(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...], vocab_size: int) -> None:
     named = {
         "logit_bias": list(params.logit_bias),
-        "bad_words": [token for words in params.bad_words for token in words],
+        "bad_words": [token for words in bad_words for token in words],
         "stop_token_ids": list(params.stop_token_ids),
     }
     for name, tokens in named.items():
-        largest = max(tokens, default=-math.inf)
+        largest = max(tokens, default=-1)
         if largest >= vocab_size:
             raise RequestError(f"{name} names token {largest}, but this model's ids end at {vocab_size - 1}")

@@ -58,11 +58,6 @@ def law(weights: Tensor, temperature: float) -> Tensor:
     return torch.softmax(weights.to(torch.float64) / temperature, dim=0)
 
 
-def laws(weights: Tensor, temperature: float) -> Tensor:
-    """`law` of every row, each by itself: (N, V) float32 -> (N, V) float64."""
-    return torch.stack([law(row, temperature) for row in weights])
-
-
 def explain(weights: Tensor) -> NumericsError | RequestError | None:
     """Why no token can be drawn from a row of weights (V,), or None if one can."""
     largest = float(weights.max())  # a NaN anywhere makes it NaN
@@ -95,7 +90,7 @@ def _penalise(weights: Tensor, row: Row) -> Tensor:
 def _forbid(weights: Tensor, row: Row) -> None:
     """Bad words, end tokens before min_tokens, and what the grammar does not allow: -inf, in place."""
     context, params = row.context, row.context.params
-    for words in params.bad_words:
+    for words in context.bad_words:
         if row.ends_with(words[:-1]):
             weights[words[-1]] = -math.inf
     if row.position < params.min_tokens:
