@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,13 +28,8 @@ class Pages:
 
     def __init__(self, layers: list[PageSpec], num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_slots = num_slots
-        # Zeros, not empty: a slot that was never written may be read under a mask, and 0 * NaN is NaN.
-        self.keys = [
-            torch.zeros(num_slots, spec.num_kv_heads, spec.key_dim, dtype=dtype, device=device) for spec in layers
-        ]
-        self.values = [
-            torch.zeros(num_slots, spec.num_kv_heads, spec.value_dim, dtype=dtype, device=device) for spec in layers
-        ]
+        self.keys = [_zeros((num_slots, spec.num_kv_heads, spec.key_dim), dtype, device) for spec in layers]
+        self.values = [_zeros((num_slots, spec.num_kv_heads, spec.value_dim), dtype, device) for spec in layers]
 
     @property
     def nbytes(self) -> int:
@@ -46,3 +43,14 @@ class Pages:
         dst = torch.tensor(target, device=self.keys[0].device)
         for pages in (*self.keys, *self.values):
             pages[dst] = pages[src]  # the right side is gathered before anything is written
+
+
+def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not empty: a slot that was never written may be read under a mask, and 0 * NaN is NaN.
+
+    On a CPU the system's own zero pages are used, so that slots take memory (and time) only once they are written.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
