@@ -14,8 +14,12 @@ from outrider.errors import ModelError
 from outrider.models.batch import BatchBuilder
 from outrider.models.target import FIXED_WIDTH, Target
 
-TOLERANCE = {"float32": 5e-3, "bfloat16": 2e-1}
-"""Distance of a row's logits from Transformers' own, as a share of their spread, that rounding explains."""
+TOLERANCE = {"float32": 5e-3, "bfloat16": 2.5e-1}
+"""Distance from Transformers' own logits, as a share of their spread, that rounding explains (upper quartile of rows).
+
+Transformers' bfloat16 logits of SmolLM2-135M lie 0.1 from its float32 ones at the upper quartile of random tokens, and
+0.29 at worst; a missed key or a foreign state moves a row by about 1.
+"""
 
 _PREFIX, _BRANCH = 12, 8
 _BLOCK = 16
@@ -28,8 +32,8 @@ class ProbeReport:
     """What the probe found, for `doctor`.
 
     Attributes:
-        reference_error: largest distance from Transformers' own logits, as a share of their spread; None where there
-            is no module to compare with (packed weights).
+        reference_error: distance from Transformers' own logits, as a share of their spread, at the upper quartile of
+            rows; None where there is no module to compare with (packed weights).
         rows_compared, rows_varied: rows run among other neighbours, widths and places, and how many changed any bit.
         widths: rows of the passes that were compared. fixed_width, exactness: what follows for the target.
     """
@@ -102,7 +106,7 @@ def check_reference(target: Target, expected: Reference) -> float:
     logits = torch.cat([target.forward(part.build(target.device), pages).logits for part in (prefix, tree)])
     wanted = torch.cat((expected.logits[0], expected.logits[1, _PREFIX:]))[:, : target.vocab_size]
     distance = (logits - wanted).norm(dim=1) / (wanted - wanted.mean(1, keepdim=True)).norm(dim=1).clamp_min(1e-30)
-    error = float(distance.max())
+    error = float(distance.quantile(0.75))
     if not error <= TOLERANCE[target.dtype]:  # NaN counts as too far
         raise ModelError(
             f"{target.name} ({target.config.model_type}) cannot be served: its logits are {error:.2g} away from "
