@@ -73,13 +73,26 @@ def test_every_request_is_as_if_alone(acceptance):
     assert moved == alone
 
 
-def test_requests_that_need_no_warp_share_one_call_on_the_logits_themselves():
+def test_greedy_requests_share_one_call_on_the_logits_themselves():
     trees, logits, contexts = batch(random.Random(2), "match")
-    plain = [i for i in range(len(trees)) if i % len(MIX) < 2]
+    plain = [i for i in range(len(trees)) if i % len(MIX) == 0]
     rows, kernels = torch.cat([logits[i] for i in plain]), CountingKernels()
     verify([trees[i] for i in plain], rows, [contexts[i] for i in plain], kernels)
     assert len(kernels.calls) == 1
     assert kernels.calls[0] is rows
+
+
+def test_sampled_requests_draw_only_the_rows_that_walks_reach():
+    trees, logits, contexts = batch(random.Random(2), "match")
+    hot = [i for i in range(len(trees)) if i % len(MIX)]
+    kernels = CountingKernels()
+    verdicts = verify([trees[i] for i in hot], torch.cat([logits[i] for i in hot]), [contexts[i] for i in hot], kernels)
+    assert sum(len(rows) for rows in kernels.calls) == sum(
+        len(verdict.tokens)
+        for verdict, i in zip(verdicts, hot, strict=True)
+        if contexts[i].temperature or contexts[i].warps(contexts[i].position)
+    )
+    assert len(kernels.calls) == max(len(verdict.tokens) for verdict in verdicts)
 
 
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import compress
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -38,29 +39,22 @@ def verify(
     never have seen the others.
     """
     if starts is None:
-        starts = [0]
-        for tree in trees[:-1]:
-            starts.append(starts[-1] + len(tree) + 1)
-    drawn: list[int] = []
-    straight = [_is_matched(context, acceptance) and not context.warps(context.position) for context in contexts]
-    if any(straight):
-        drawn = _draw_straight(list(compress(zip(trees, contexts, starts, strict=True), straight)), logits, kernels)
-    verdicts: list[Verdict | OutriderError] = []
-    for r, (tree, context) in enumerate(zip(trees, contexts, strict=True)):
-        rows = slice(starts[r], starts[r] + len(tree) + 1)
-        try:
-            if straight[r]:
-                verdict = verify_match(tree, drawn[rows].__getitem__)
-            elif _is_matched(context, acceptance):
-                verdict = verify_match(tree, partial(_draw_warped, logits[rows], context.rows(tree), kernels))
-            else:
-                verdict = _reject(tree, logits[rows], context)
-            if verdict.tokens[-1] < 0:
-                raise _explain(logits[rows], tree, verdict, context)
-            verdicts.append(verdict)
-        except OutriderError as error:
-            verdicts.append(error)
-    return verdicts
+        starts = [0, *accumulate(len(tree) + 1 for tree in trees)][:-1]
+    verdicts: dict[int, Verdict | OutriderError] = {}
+    at_once: list[_Ask] = []
+    in_waves: list[_Ask] = []
+    for r, (tree, context, start) in enumerate(zip(trees, contexts, starts, strict=True)):
+        ask = _Ask(r, tree, context, logits[start : start + len(tree) + 1], start)
+        if acceptance == "rejection" and context.temperature > 0:
+            verdicts[r] = _reject(ask)
+        elif context.warps(context.position) or (context.temperature > 0 and _noise_is_dear(logits.device)):
+            in_waves.append(ask)
+        else:
+            at_once.append(ask)
+    if at_once:
+        verdicts.update(_match_at_once(at_once, logits, kernels))
+    verdicts.update(_match_in_waves(in_waves, kernels))
+    return [verdicts[r] for r in range(len(trees))]
 
 
 def verify_match(tree: DraftTree, draw: Callable[[int], int]) -> Verdict:
@@ -69,23 +63,47 @@ def verify_match(tree: DraftTree, draw: Callable[[int], int]) -> Verdict:
     draw: the target's own draw at row 0 (the root) and `i + 1` (after node `i`), asked only for rows that the walk
     reaches; where it is -1 (no law), the walk ends and -1 is the verdict's last token.
     """
+    walk = _walk(tree)
+    row = next(walk)
+    while True:
+        try:
+            row = walk.send(draw(row))
+        except StopIteration as end:
+            verdict: Verdict = end.value
+            return verdict
+
+
+def _walk(tree: DraftTree) -> Generator[int, int, Verdict]:
+    """`verify_match` inside out: yields the row it has reached, is sent the token drawn there."""
     child = {edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     path: list[int] = []
-    tokens = [draw(0)]
+    tokens = [(yield 0)]
     node = child.get((ROOT, tokens[0]))
     while node is not None:
         path.append(node)
-        tokens.append(draw(node + 1))
+        tokens.append((yield node + 1))
         node = child.get((node, tokens[-1]))
     return Verdict(tuple(path), tuple(tokens))
 
 
-def _is_matched(context: Context, acceptance: str) -> bool:
-    return acceptance == "match" or context.temperature == 0
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One request's part of a call: its place in it, and its rows (N + 1, V) of the logits, from row `start` on."""
+
+    index: int
+    tree: DraftTree
+    context: Context
+    logits: Tensor
+    start: int
 
 
-def _draw_straight(requests: list[tuple[DraftTree, Context, int]], logits: Tensor, kernels: Kernels) -> list[int]:
-    """The target's draw at every row of requests that need no warp, all in one call, their logits where they lie.
+def _noise_is_dear(device: torch.device) -> bool:
+    """Whether the noise of a row costs more than another call of the kernel does."""
+    return device.type == "cpu"
+
+
+def _match_at_once(asks: list[_Ask], logits: Tensor, kernels: Kernels) -> dict[int, Verdict | OutriderError]:
+    """Draw at every row in one call, logits where they lie: an argmax costs little, and a device is asked but once.
 
     A row is drawn at the output position of its depth, so siblings and cousins share their noise. Rows of others are
     drawn greedily, which costs no noise, and not looked at.
@@ -93,22 +111,58 @@ def _draw_straight(requests: list[tuple[DraftTree, Context, int]], logits: Tenso
     num_rows = logits.shape[0]
     temperatures, seeds = [0.0] * num_rows, [0] * num_rows
     samples, positions = [0] * num_rows, [0] * num_rows
-    for tree, context, start in requests:
-        base = context.position
-        for row, depth in enumerate((0, *tree.depths()), start):
-            temperatures[row], seeds[row] = context.temperature, context.seed_bits
-            samples[row], positions[row] = context.request.sample, base + depth
-    ids: list[int] = _draw(kernels, logits, temperatures, seeds, samples, positions)
-    return ids
+    for ask in asks:
+        base = ask.context.position
+        for row, depth in enumerate((0, *ask.tree.depths()), ask.start):
+            temperatures[row], seeds[row] = ask.context.temperature, ask.context.seed_bits
+            samples[row], positions[row] = ask.context.request.sample, base + depth
+    drawn = _draw(kernels, logits, temperatures, seeds, samples, positions)
+    return {
+        ask.index: _checked(ask, verify_match(ask.tree, drawn[ask.start : ask.start + len(ask.tree) + 1].__getitem__))
+        for ask in asks
+    }
 
 
-def _draw_warped(logits: Tensor, rows: list[Row], kernels: Kernels, row: int) -> int:
-    """The target's draw at one row of a request, its weights made when the walk gets there: few rows are reached."""
-    context = rows[row].context
-    weights = warp(logits[row], rows[row]).unsqueeze(0)
+def _match_in_waves(asks: list[_Ask], kernels: Kernels) -> dict[int, Verdict | OutriderError]:
+    """Draw only the rows that the walks reach, those of all requests at one depth together.
+
+    Few of a tree's rows are reached, and the others need neither warp nor noise.
+    """
+    verdicts: dict[int, Verdict | OutriderError] = {}
+    walks = [(ask, ask.context.rows(ask.tree), _walk(ask.tree)) for ask in asks]
+    wave = [(ask, rows, walk, next(walk)) for ask, rows, walk in walks]
+    while wave:
+        weights, alive = [], []
+        for ask, rows, walk, row in wave:
+            try:
+                weights.append(warp(ask.logits[row], rows[row]))
+                alive.append((ask, rows, walk, row))
+            except OutriderError as error:
+                verdicts[ask.index] = error
+        wave = []
+        for (ask, rows, walk, _), token in zip(alive, _draw_rows(weights, alive, kernels), strict=True):
+            try:
+                wave.append((ask, rows, walk, walk.send(token)))
+            except StopIteration as end:
+                verdicts[ask.index] = _checked(ask, end.value)
+    return verdicts
+
+
+def _draw_rows(
+    weights: list[Tensor], wave: Sequence[tuple[_Ask, list[Row], object, int]], kernels: Kernels
+) -> list[int]:
+    """The draw at one row of each request, its weights made already."""
+    if not weights:
+        return []
+    contexts = [ask.context for ask, *_ in wave]
     return _draw(
-        kernels, weights, [context.temperature], [context.seed_bits], [context.request.sample], [rows[row].position]
-    )[0]
+        kernels,
+        torch.stack(weights) if len(weights) > 1 else weights[0].unsqueeze(0),
+        [context.temperature for context in contexts],
+        [context.seed_bits for context in contexts],
+        [context.request.sample for context in contexts],
+        [rows[row].position for _, rows, _, row in wave],
+    )
 
 
 def _draw(
@@ -130,25 +184,30 @@ def _draw(
     return ids
 
 
-def _explain(logits: Tensor, tree: DraftTree, verdict: Verdict, context: Context) -> OutriderError:
-    """Why nothing could be drawn where the walk ended."""
+def _checked(ask: _Ask, verdict: Verdict) -> Verdict | OutriderError:
+    """The verdict, or why nothing could be drawn where its walk ended."""
+    if verdict.tokens[-1] >= 0:
+        return verdict
     row = verdict.path[-1] + 1 if verdict.path else 0
-    problem = explain(warp(logits[row], context.rows(tree)[row]))
+    problem = explain(warp(ask.logits[row], ask.context.rows(ask.tree)[row]))
     assert problem is not None, "a row with a law was not drawn from"
     return problem
 
 
-def _reject(tree: DraftTree, logits: Tensor, context: Context) -> Verdict:
+def _reject(ask: _Ask) -> Verdict | OutriderError:
     """The rejection rule with the noise of this cycle, whose number is the output position of its root."""
-    request, cycle = context.request, context.position
-    rows = context.rows(tree)
+    context, request = ask.context, ask.context.request
+    cycle, rows = context.position, context.rows(ask.tree)
 
     def target_law(node: int) -> Tensor:
-        return law(warp(logits[node + 1], rows[node + 1]), context.temperature)
+        return law(warp(ask.logits[node + 1], rows[node + 1]), context.temperature)
 
-    return rejection.verify_rejection(
-        tree,
-        target_law,
-        rejection.accept_uniforms(len(tree), request.seed, request.sample, cycle),
-        partial(rejection.pick_residual, seed=request.seed, sample=request.sample, position=cycle),
-    )
+    try:
+        return rejection.verify_rejection(
+            ask.tree,
+            target_law,
+            rejection.accept_uniforms(len(ask.tree), request.seed, request.sample, cycle),
+            partial(rejection.pick_residual, seed=request.seed, sample=request.sample, position=cycle),
+        )
+    except OutriderError as error:
+        return error
