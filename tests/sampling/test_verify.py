@@ -82,16 +82,21 @@ def test_greedy_requests_share_one_call_on_the_logits_themselves():
     assert kernels.calls[0] is rows
 
 
+def test_drawn_at_once_or_in_waves_the_verdicts_are_equal(monkeypatch):
+    trees, logits, contexts = batch(random.Random(4), "match")
+    in_waves = verify(trees, torch.cat(logits), contexts, DrawKernels())
+    monkeypatch.setattr("outrider.sampling.verify._noise_is_dear", lambda device: False)
+    kernels = CountingKernels()
+    assert verify(trees, torch.cat(logits), contexts, kernels) == in_waves
+    assert len(kernels.calls[0]) == sum(map(len, logits))
+
+
 def test_sampled_requests_draw_only_the_rows_that_walks_reach():
     trees, logits, contexts = batch(random.Random(2), "match")
     hot = [i for i in range(len(trees)) if i % len(MIX)]
-    kernels = CountingKernels()
-    verdicts = verify([trees[i] for i in hot], torch.cat([logits[i] for i in hot]), [contexts[i] for i in hot], kernels)
-    assert sum(len(rows) for rows in kernels.calls) == sum(
-        len(verdict.tokens)
-        for verdict, i in zip(verdicts, hot, strict=True)
-        if contexts[i].temperature or contexts[i].warps(contexts[i].position)
-    )
+    rows, kernels = torch.cat([logits[i] for i in hot]), CountingKernels()
+    verdicts = verify([trees[i] for i in hot], rows, [contexts[i] for i in hot], kernels)
+    assert sum(len(rows) for rows in kernels.calls) == sum(len(verdict.tokens) for verdict in verdicts)
     assert len(kernels.calls) == max(len(verdict.tokens) for verdict in verdicts)
 
 
