@@ -56,6 +56,9 @@ class FakeDelta:
 
 
 class FakeResolved:
+    dtype, device, kernels, drafter, exactness = "float32", "cpu", "plain", "ngram", "seed"
+    notes = ("the context is cut to 64",)
+
     def lines(self) -> list[str]:
         return ["dtype float32, because this is a toy"]
 

@@ -83,8 +83,12 @@ def _settings_for(drafter: str, engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(report: Report, console: Any, as_json: bool) -> None:
-    columns = ("drafter", "temperature", "compared", "differing", "tau", "plain tok/s", "tok/s", "ratio")
+    columns = ("drafter", "temperature", "compared", "differing", "guesses", "tau", "plain tok/s", "tok/s", "ratio")
     console.print(table("speculative against plain", columns, [_row(c) for c in report.comparisons]))
+    idle = {c.drafter for c in report.comparisons if not c.tally.drafted} - {"none"}
+    if idle:
+        console.print(f"{', '.join(sorted(idle))} guessed nothing, since it did not pay: force it with", end=" ")
+        console.print("--no-adaptive --depth 4", style="bold")
     if as_json:
         print_json(report.to_json())
         return
@@ -99,4 +103,4 @@ def _show(report: Report, console: Any, as_json: bool) -> None:
 
 def _row(c: Comparison) -> list[str]:
     figures = (number(c.tally.tau), number(c.plain_rate, 1), number(c.rate, 1), number(c.ratio))
-    return [c.drafter, str(c.temperature), str(c.compared), str(c.differing), *figures]
+    return [c.drafter, str(c.temperature), str(c.compared), str(c.differing), str(c.tally.drafted), *figures]

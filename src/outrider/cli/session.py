@@ -38,7 +38,9 @@ def session(model: str, engine: Mapping[str, Any]) -> Iterator[Any]:
     with console.status(f"loading {model}"):
         llm = LLM(model, **engine)
     try:
-        for line in llm.resolved.lines():
+        decided = llm.resolved
+        summary = f"{decided.dtype} on {decided.device}, {decided.kernels} kernels, drafter {decided.drafter}"
+        for line in (f"{model}: {summary}, exact by {decided.exactness}", *decided.notes):
             console.print(line, style="dim", markup=False)
         yield llm
     finally:

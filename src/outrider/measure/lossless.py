@@ -84,6 +84,8 @@ class Comparison:
             "differing": self.differing,
             "refused": len(self.refusals),
             "first_difference": asdict(self.differences[0]) if self.differences else None,
+            "drafted": self.tally.drafted,
+            "accepted": self.tally.accepted,
             "tau": self.tally.tau,
             "plain_tokens_per_second": self.plain_rate,
             "tokens_per_second": self.rate,
