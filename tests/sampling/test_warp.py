@@ -260,3 +260,13 @@ def test_a_row_of_a_dead_path_is_left_alone():
     assert isinstance(rows[3], Row)
     allowed = (warp(logits, rows[3]) > -torch.inf).nonzero().flatten().tolist()
     assert allowed == list(range(9, 38))
+
+
+@pytest.mark.parametrize("case", ["top_p", "truncations", "temperature"])
+def test_a_law_has_the_same_bits_wherever_its_row_lies(case):
+    """Rows of odd length start at any alignment."""
+    logits = torch.randn(7, 40_001, generator=torch.Generator().manual_seed(5)) * 3
+    row = row_after([], 40_001, **CASES[case])
+    for i in range(7):
+        alone = law(warp(logits[i].clone(), row), row.context.temperature)
+        assert torch.equal(law(warp(logits[i], row), row.context.temperature), alone)
