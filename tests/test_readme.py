@@ -1,0 +1,65 @@
+"""The README tells the truth: its commands, options, drafters and JSON fields exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from outrider.cli.app import app
+from outrider.llm import Result
+from outrider.record import Tally
+from outrider.registry import DRAFTERS
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"make ([a-z-]+)", README))
+    assert {"demo", "test", "check"} <= named
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    assert all((ROOT / link).is_file() for link in links)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^\$ (outrider .*?)(?:\s+#.*)?$", README, re.MULTILINE))
+def test_commands_parse(line):
+    words = re.findall(r'"[^"]*"|\S+', line)[1:]
+    group = typer.main.get_command(app)
+    verb = group.commands[words[0]]
+    known = {name for p in verb.params for name in (*p.opts, *p.secondary_opts)}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_options_exist():
+    group = typer.main.get_command(app)
+    known = {name for v in group.commands.values() for p in v.params for name in (*p.opts, *p.secondary_opts)}
+    named = set(re.findall(r"`(?:[^`]* )?(--[a-z-]+)[^`]*`", README.replace("--extra-index-url", "")))
+    assert {"--drafter-model", "--no-adaptive"} <= named <= known
+
+
+def test_the_table_of_drafters_is_the_registry():
+    section = README.split("## Drafters")[1].split("##")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [*DRAFTERS, "none"]
+
+
+def test_every_field_of_the_json_is_explained():
+    section = README.split("## Reading the JSON")[1].split("`outrider check")[0]
+    result = Result("a", (1,), "stop", 1, "seed", 1, 0, None, None, Tally(), "none")
+    fields = json.loads(json.dumps(result.to_json()))
+    for name, value in fields.items():
+        assert f"`{name}" in section
+        for inner in value if isinstance(value, dict) and name in {"usage", "seconds"} else ():
+            assert f"`{inner}`" in section
+    assert set(fields["speculation"]) - {"drafter"} == set(
+        re.findall(r"cycles|drafted|accepted_by_position|accepted|tau", section)
+    )
