@@ -60,6 +60,7 @@ def paged_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    is_causal: bool | None = None,
     outrider: FlatPass | None = None,
     **_unread: Any,
 ) -> tuple[Tensor, None]:
@@ -77,6 +78,8 @@ def paged_attention(
         raise ModelError(
             f"{type(module).__name__} calls attention without {missing}: this architecture cannot be served"
         )
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise ModelError(f"{type(module).__name__} looks ahead of each token: this model is an encoder, give a decoder")
     if position_bias is not None:
         raise ModelError(
             f"{type(module).__name__} adds a position bias to its scores: this architecture cannot be served"

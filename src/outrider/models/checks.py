@@ -123,7 +123,10 @@ def check_weight_files(name: str, folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted({folder / shard for shard in json.loads(index.read_text())["weight_map"].values()})
+        try:
+            files = sorted({folder / shard for shard in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is no index of weights: download it again") from error
     if not files and not any(folder.glob("*.bin")):
         raise ModelError(f"{name} has no weights: expected model.safetensors beside config.json")
     for file in files:
