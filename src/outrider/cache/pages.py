@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+CACHE_LINE = 64
+"""Bytes; a key that starts on a line is read in whole lines."""
+
 
 @dataclass(frozen=True, slots=True)
 class PageSpec:
@@ -53,4 +56,6 @@ def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    raw = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
+    return torch.from_numpy(raw[start : start + num_bytes]).view(dtype).view(shape)
