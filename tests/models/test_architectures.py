@@ -25,14 +25,6 @@ LENGTH = 34
 PARENTS = [-1, -1, 0, 0, 1, 2, 3, 4, 4]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def golden(module, tokens: list[int]) -> Tensor:
     """Transformers' own logits of one text, by its own attention, in one forward."""
     with torch.inference_mode():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -23,7 +25,7 @@ def convert(packed: Path, folder: Path, progress: Callable[[int, int], None]) ->
     """Write config, tokenizer, generation config and `model.safetensors` (float32) of a GGUF file into `folder`.
 
     Raises:
-        ModelError: if the file is damaged, or Transformers does not know its architecture.
+        ModelError: if the file is damaged, or Transformers does not know its architecture. OSError: a full disk.
     """
     read_header(packed)
     try:
@@ -51,7 +53,10 @@ def _save(module: Any, folder: Path) -> None:
         if weight.data_ptr() not in seen:  # a tied head is written once, under its first name
             seen.add(weight.data_ptr())
             weights[name] = weight.float().contiguous()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # it speaks of a full disk in words only
+        raise OSError(errno.ENOSPC if "No space left" in str(error) else errno.EIO, str(error)) from error
     config = {
         k: v for k, v in module.config.to_diff_dict().items() if k not in ("quantization_config", "_name_or_path")
     }

