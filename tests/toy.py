@@ -75,7 +75,7 @@ class ToyTarget:
 
     fail_on: int | None = None
     vocab_size: int = VOCAB
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     page_dtype: torch.dtype = torch.float32
     max_positions: int = 200
     num_layers: int = 2

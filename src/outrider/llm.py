@@ -106,6 +106,11 @@ class Delta:
     result: Result | None = None
 
 
+def _logprob_json(row: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": token, "logprob": logprob} for token, logprob in row.top]
+    return {"token": row.token, "logprob": row.logprob, "top": top}
+
+
 class LLM:
     """A model with a drafter, ready to generate.
 
@@ -191,10 +196,10 @@ class LLM:
         if isinstance(prompt, str):
             templated = bool(self.tokenizer.chat_template) and not raw
             ids = self._apply([{"role": "user", "content": prompt}]) if templated else self.tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
+        elif prompt and all(isinstance(message, Mapping) for message in prompt):
             if not self.tokenizer.chat_template:
                 raise RequestError("this model has no chat template: give the prompt as one text")
-            ids = self._apply([dict(message) for message in prompt])  # type: ignore[call-overload]
+            ids = self._apply([dict(message) for message in prompt if isinstance(message, Mapping)])
         else:
             ids = list(prompt)
         vocab_size = self.engine.target.vocab_size

@@ -1,4 +1,4 @@
-"""A guess (tokens with parents) and its verdict: pure host data, no tensor of the target."""
+"""A guess (tokens with parents), how large it may be, and its verdict: pure host data, no tensor of the target."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ if TYPE_CHECKING:
 
 ROOT = -1
 """The parent of a first-level node: the last emitted token, whose keys are written in the same pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much to guess for one request in this cycle: levels, siblings a level, nodes in all."""
+
+    depth: int = 0
+    width: int = 1
+    nodes: int = 0
+
+
+NO_GUESS = Budget()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,9 +29,7 @@ class Spy:
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         trees = self.inner.propose(asks)
         if self.wrong:
-            trees = [
-                DraftTree(tuple((token + 1) % toy.VOCAB for token in tree.tokens), tree.parents) for tree in trees
-            ]
+            trees = [DraftTree(tuple((token + 1) % toy.VOCAB for token in tree.tokens), tree.parents) for tree in trees]
         self.asked += zip(asks, trees, strict=True)
         return trees
 
@@ -84,9 +82,7 @@ def test_wrong_guesses_leave_no_trace_in_the_targets_stack(name: str, width: int
             for request in engine.scheduler.running:
                 key = (request.id, "target")
                 slots = engine.ledger.slots(key, 0, engine.ledger[key].committed)
-                contents[request.id] = [
-                    tensor[slots].clone() for tensor in (*engine.pages.keys, *engine.pages.values)
-                ]
+                contents[request.id] = [tensor[slots].clone() for tensor in (*engine.pages.keys, *engine.pages.values)]
         stacks.append((contents, [request.output for request in asked]))
     assert stacks[0][1] == stacks[1][1]
     for number, plain in stacks[0][0].items():

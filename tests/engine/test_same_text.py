@@ -1,4 +1,4 @@
-"""Speculation on or off, any drafter, depth, width, batch, temperature: the same text (faults 1, 13 to 16, 26 to 30)."""
+"""Any drafter, depth, width, batch, temperature, or none: the same text (faults 1, 13 to 16, 26 to 30)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.errors import NumericsError
 from outrider.kernels.noise import gumbel
 from outrider.registry import DRAFTERS
-from outrider.request import FinishReason, Request, SamplingParams
+from outrider.request import FinishReason, SamplingParams
 from tests import toy
 
 
@@ -177,9 +177,7 @@ def test_rejection_rule_through_the_engine_follows_the_law(drafter: str, width: 
 
     prompt = [1, 2, 3, 1, 2]
     engine = toy.make_engine(drafter, depth=2, width=width, acceptance="rejection", max_requests=64, blocks=400)
-    requests = [
-        toy.make_request(i, prompt, SamplingParams(temperature=1.0, max_tokens=3, seed=i)) for i in range(3000)
-    ]
+    requests = [toy.make_request(i, prompt, SamplingParams(temperature=1.0, max_tokens=3, seed=i)) for i in range(3000)]
     toy.run(engine, requests, check=False)
     counts = Counter(tuple(request.output[:2]) for request in requests)
     first = torch.softmax(toy.law(prompt).double(), 0)
@@ -196,5 +194,3 @@ def test_rejection_rule_through_the_engine_follows_the_law(drafter: str, width: 
                 rest_o += counts[a, b]
                 rest_e += chance
     assert chisquare([*observed, rest_o], [*expected, rest_e]).pvalue > 1e-3
-
-

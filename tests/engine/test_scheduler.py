@@ -8,10 +8,11 @@ import pytest
 
 from outrider.cache.blocks import BlockPool
 from outrider.cache.ledger import Ledger
-from outrider.drafters.base import Budget, Needs
+from outrider.drafters.base import Needs
 from outrider.engine.scheduler import Plan, Scheduler, key_of
 from outrider.errors import CapacityError
 from outrider.request import FinishReason, Phase, Request, SamplingParams
+from outrider.tree import Budget
 
 BLOCK_SIZE = 4
 

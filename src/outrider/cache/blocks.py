@@ -108,7 +108,7 @@ class BlockPool:
         free, kept = set(self._free), set(self._kept)
         held = {block for block, refs in enumerate(self._refs) if refs}
         assert len(free) == len(self._free), "a block is free twice"
-        assert not (free & kept or free & held or kept & held), "a block is in two states"
+        assert len(free) + len(kept) + len(held) == len(free | kept | held), "a block is in two states"
         assert free | kept | held == set(range(TRASH_BLOCK + 1, self.num_blocks)), "a block is lost"
         assert all(self._by_name[name] == block for block, name in self._names.items())
         assert kept <= self._names.keys()

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.cost import PassCost
-from outrider.drafters.base import Budget
 from outrider.record import Record
 from outrider.request import Request
+from outrider.tree import Budget
 
 DEEPEST = 10
 """Levels that are weighed where the user set no limit."""

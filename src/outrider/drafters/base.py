@@ -10,7 +10,7 @@ from outrider.cache.pages import Pages, PageSpec
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.request import Request
 from outrider.sampling.context import Context
-from outrider.tree import DraftTree
+from outrider.tree import Budget, DraftTree
 
 if TYPE_CHECKING:
     import torch
@@ -43,15 +43,6 @@ class Needs:
     def num_scratch(self, depth: int, width: int) -> int:
         """Scratch slots for one request's guesses."""
         return 0 if self.scratch_levels is None else max(0, depth - self.scratch_levels) * width
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How much to guess for one request in this cycle: levels, siblings a level, nodes in all."""
-
-    depth: int = 0
-    width: int = 1
-    nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def matching(logits: Tensor, rows: Sequence[Row], width: int, kernels: Kernels) 
     """
     if width == 1:
         return [[Candidate(token, 0.0)] if token >= 0 else [] for token in _draw(logits, rows, kernels)]
-    found = []
+    found: list[list[Candidate]] = []
     for row_logits, row in zip(logits, rows, strict=True):
         weights = warp(row_logits, row)
         if explain(weights) is not None:

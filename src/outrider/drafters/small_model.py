@@ -39,9 +39,7 @@ class SmallModel:
                 threads=config.threads,
             )
             same_vocabulary(target.tokenizer, self.model.tokenizer)
-        self.needs = Needs(
-            stack=tuple(self.model.page_specs), stack_dtype=self.model.page_dtype, scratch_levels=1
-        )
+        self.needs = Needs(stack=tuple(self.model.page_specs), stack_dtype=self.model.page_dtype, scratch_levels=1)
         self._workshop = workshop
 
     @property

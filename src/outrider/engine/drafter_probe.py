@@ -48,7 +48,8 @@ def probe_drafter(engine: Engine) -> DrafterProbe:
     if tally.drafted and tally.accepted < max(1, CHANCE * tally.drafted):
         name = engine.drafter.name if engine.drafter else "none"
         raise ConfigError(
-            f"the drafter {name} got {tally.accepted} of {tally.drafted} guesses right, no better than chance: its model "
-            "was probably trained for another target, or its weights did not load; choose one of the target's own family"
+            f"the drafter {name} got {tally.accepted} of {tally.drafted} guesses right, no better than chance: "
+            "its model was probably trained for another target, or its weights did not load; "
+            "choose one of the target's own family"
         )
     return DrafterProbe(tally.drafted, tally.accepted)

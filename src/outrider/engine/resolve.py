@@ -106,40 +106,11 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
     )
     _refuse(config, target)
     drafter = _drafter(config, target, reasons)
-    needs = drafter.needs if drafter else Needs()
     depth = _depth(config, reasons) if drafter else 0
-    max_context = min(config.max_context or target.max_positions, target.max_positions)
-    slot = slot_bytes(target.page_specs, target.page_dtype)
-    if needs.stack:
-        slot += slot_bytes(needs.stack, needs.stack_dtype or target.page_dtype)
-    if config.max_context is None and config.num_slots is not None:
-        max_context = min(max_context, config.num_slots - 2 * config.block_size)
-        reasons["max_context"] = "all that num_slots holds"
-    memory = plan_memory(
-        weights=target.nbytes + getattr(drafter, "nbytes", 0),
-        slot=slot,
-        num_slots=config.num_slots,
-        block_size=config.block_size,
-        max_context=max_context,
-        logit_rows=min(config.max_rows, config.max_requests * (1 + depth * config.width)),
-        vocab_size=target.vocab_size,
-        device=target.device,
-    )
-    pages = target.make_pages(memory.slots)
-    own_pages = None
-    if drafter:
-        if needs.stack:
-            dtype = needs.stack_dtype or target.page_dtype
-            own_pages = Pages(list(needs.stack), memory.slots, dtype, target.device)
-        drafter.place(pages, own_pages, config.block_size)
-    stacks = (drafter.name,) if drafter and needs.stack else ()
-    ledger = Ledger(BlockPool(memory.slots // config.block_size, config.block_size), stacks, config.prefix_cache)
-    cost = PassCost.measure(lambda rows: _time_pass(target, pages, rows, config.block_size))
-    control = Control(cost, depth, config.width, config.adaptive)
-    scheduler = Scheduler(ledger, needs, config.max_requests, config.max_rows, max_context)
-    engine = Engine(target, pages, scheduler, drafter, control, config.acceptance)
+    max_context = _context(config, target, reasons)
+    memory = _plan(config, target, drafter, depth, max_context)
+    engine = _engine(config, target, drafter, depth, max_context, memory.slots)
     found = probe_drafter(engine) if config.self_test and config.drafter_model else None
-    exactness = target.exactness if config.acceptance == "match" else "distribution"
     resolved = Resolved(
         model=target.name,
         way=target.way,
@@ -153,14 +124,14 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         width=config.width,
         adaptive=config.adaptive,
         acceptance=config.acceptance,
-        exactness=exactness,
+        exactness=target.exactness if config.acceptance == "match" else "distribution",
         max_context=max_context,
         max_requests=config.max_requests,
         max_rows=config.max_rows,
         block_size=config.block_size,
         prefix_cache=config.prefix_cache,
         memory=memory,
-        pass_seconds=cost.table(),
+        pass_seconds=engine.control.cost.table(),
         versions=versions(),
         probe=None if target.report is None else asdict(target.report),
         drafter_probe=None if found is None else asdict(found),
@@ -168,6 +139,53 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         notes=tuple(target.notes),
     )
     return engine, resolved
+
+
+def _plan(config: EngineConfig, target: Target, drafter: Drafter | None, depth: int, max_context: int) -> MemoryPlan:
+    """Memory for the target's stack and the drafter's, which share the numbers of their slots."""
+    slot = slot_bytes(target.page_specs, target.page_dtype)
+    if drafter and drafter.needs.stack:
+        slot += slot_bytes(drafter.needs.stack, drafter.needs.stack_dtype or target.page_dtype)
+    return plan_memory(
+        weights=target.nbytes + getattr(drafter, "nbytes", 0),
+        slot=slot,
+        num_slots=config.num_slots,
+        block_size=config.block_size,
+        max_context=max_context,
+        logit_rows=min(config.max_rows, config.max_requests * (1 + depth * config.width)),
+        vocab_size=target.vocab_size,
+        device=target.device,
+    )
+
+
+def _engine(
+    config: EngineConfig, target: Target, drafter: Drafter | None, depth: int, max_context: int, num_slots: int
+) -> Engine:
+    needs = drafter.needs if drafter else Needs()
+    pages = target.make_pages(num_slots)
+    if drafter:
+        own_pages = None
+        if needs.stack:
+            own_pages = Pages(list(needs.stack), num_slots, needs.stack_dtype or target.page_dtype, target.device)
+        drafter.place(pages, own_pages, config.block_size)
+    stacks = (drafter.name,) if drafter and needs.stack else ()
+    ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
+    cost = PassCost.measure(lambda rows: _time_pass(target, pages, rows, config.block_size))
+    control = Control(cost, depth, config.width, config.adaptive)
+    scheduler = Scheduler(ledger, needs, config.max_requests, config.max_rows, max_context)
+    return Engine(target, pages, scheduler, drafter, control, config.acceptance)
+
+
+def _context(config: EngineConfig, target: Target, reasons: dict[str, str]) -> int:
+    """Positions that one request may use."""
+    if config.max_context is not None:
+        return config.max_context
+    if config.num_slots is None:
+        return target.max_positions
+    room = config.num_slots // config.block_size * config.block_size - 2 * config.block_size
+    if room < target.max_positions:
+        reasons["max_context"] = "all that num_slots holds"
+    return min(target.max_positions, room)
 
 
 def versions() -> dict[str, str]:
@@ -183,7 +201,9 @@ def versions() -> dict[str, str]:
 def _refuse(config: EngineConfig, target: Target) -> None:
     """Settings that would not do what they say."""
     if config.max_context is not None and config.max_context > target.max_positions:
-        raise ConfigError(f"max_context={config.max_context} exceeds the model's {target.max_positions} positions: lower it")
+        raise ConfigError(
+            f"max_context={config.max_context} exceeds the model's {target.max_positions} positions: lower it"
+        )
     if config.drafter_model is not None and config.drafter not in ("small_model", "auto"):
         raise ConfigError(f"drafter_model is read by the drafter small_model, not by {config.drafter!r}: leave one out")
     if config.exit_layers is not None and config.drafter != "early_exit":

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.cache.ledger import TARGET_SEQUENCE, Key, Ledger
-from outrider.drafters.base import Budget, Needs
+from outrider.drafters.base import Needs
 from outrider.errors import CapacityError
 from outrider.request import FinishReason, Phase, Request
+from outrider.tree import NO_GUESS, Budget
 
 PROMPT_LOGPROB_ROWS = 64
 """Most rows a chunk of a prompt whose every logit row is wanted: a row is a whole vocabulary wide."""
@@ -34,7 +35,7 @@ class Work:
     num_rows: int
     draws: bool
     is_cycle: bool
-    budget: Budget = Budget()
+    budget: Budget = NO_GUESS
     node_slots: tuple[int, ...] = ()
     scratch: tuple[int, ...] = ()
 
@@ -49,7 +50,7 @@ class Plan:
 
 
 class Scheduler:
-    """First come, first served: decoding rows first, then prompts in chunks; the newest is preempted when slots run out.
+    """First come, first served: decoding rows first, then prompts in chunks; short of slots, the newest is preempted.
 
     Args:
         needs: the drafter's, for its scratch slots.
@@ -88,14 +89,14 @@ class Scheduler:
         for request in sorted(self.running, key=lambda r: self.num_pending(r) > 1):  # stable: decoding first
             if request.phase is not Phase.RUNNING or rows == 0:
                 continue
-            work = self._fit(request, budgets.get(request.id, Budget()), rows)
+            work = self._fit(request, budgets.get(request.id, NO_GUESS), rows)
             while work is None:
                 victim = self._victim(request, works)
                 self._preempt(victim)
                 preempted.append(victim)
                 if victim is request:
                     break
-                work = self._fit(request, budgets.get(request.id, Budget()), rows)
+                work = self._fit(request, budgets.get(request.id, NO_GUESS), rows)
             if work is not None:
                 works.append(work)
                 rows -= work.num_rows + work.budget.nodes
@@ -143,7 +144,7 @@ class Scheduler:
                 return None
             draws = count == pending
             return Work(request, span.committed, count, draws, is_cycle=draws and bool(request.output))
-        for allowed in (self._clamp(request, budget, rows), Budget()):
+        for allowed in (self._clamp(request, budget, rows), NO_GUESS):
             scratch = self.needs.num_scratch(allowed.depth, allowed.width)
             if self.ledger.reserve(key, span.committed + 1 + allowed.nodes + scratch):
                 first = span.committed + 1
@@ -157,7 +158,7 @@ class Scheduler:
         room = min(request.limit - len(request.output), self.max_context - request.num_tokens) - 1
         depth = min(budget.depth, max(0, room))
         nodes = min(budget.nodes, rows - 1)
-        return Budget(depth, budget.width, nodes) if depth and nodes > 0 else Budget()
+        return Budget(depth, budget.width, nodes) if depth and nodes > 0 else NO_GUESS
 
     def _victim(self, request: Request, works: list[Work]) -> Request:
         planned = {work.request.id for work in works}

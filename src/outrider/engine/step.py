@@ -217,9 +217,7 @@ class Engine:
         if request.params.logprobs is not None:
             root, tree = self._root_row(flight, index), flight.trees[index]
             logits = flight.output.logits[root : root + len(tree) + 1]
-            rows = logprobs.of_verdict(
-                self._contexts[request.id], tree, verdict, logits, len(verdict.tokens)
-            )
+            rows = logprobs.of_verdict(self._contexts[request.id], tree, verdict, logits, len(verdict.tokens))
         emission = deliver(request, verdict.tokens, rows, self._texts.get(request.id))
         if request.finish_reason is not None:
             self._finish(request, request.finish_reason)

@@ -19,9 +19,7 @@ class TextStream:
         stops: strings that end the text before themselves. min_tokens: none of them counts before so many tokens.
     """
 
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), min_tokens: int = 0
-    ) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.text = ""
         self.stopped = False
         self._decode = decode
