@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 import outrider.models.fetch as fetching
-from outrider.errors import FetchError
+from outrider.errors import FetchError, ModelError
 from outrider.models.convert import gguf_tokenizer
 from outrider.models.fetch import Alias, fetch, fetch_into, is_whole
 from outrider.models.loader import load
@@ -143,6 +143,15 @@ def test_a_gguf_file_is_served_as_it_is(tmp_path, kind):
     assert (target.max_positions, target.eos_ids) == (96, {2})
     packed = load(str(tmp_path / "tiny.gguf"), dtype="packed", kernels="plain")
     assert (packed.dtype, packed.way, packed.report.rows_varied) == ("packed", "lean", 0)
+
+
+def test_a_gguf_of_other_blocks_is_dequantised(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    write_model(path, Kind.Q5_0)
+    assert load(str(path), kernels="plain").dtype == "float32"
+    assert load(str(path), dtype="bfloat16", kernels="plain").dtype == "bfloat16"
+    with pytest.raises(ModelError, match="it holds no Q4_0, Q4_1 or Q8_0 weights"):
+        load(str(path), dtype="packed", kernels="plain")
 
 
 def test_fetching_again_downloads_nothing(shop):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_unknown_dtype(folder):
 
 
 def test_packed_without_packed_weights(folder):
-    assert "holds no Q4_0, Q4_1 or Q8_0 weights" in refusal(folder, dtype="packed")
+    assert "it holds no Q4_0, Q4_1 or Q8_0 weights" in refusal(folder, dtype="packed")
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "mps", "banana"])
@@ -126,14 +127,39 @@ def test_unknown_architecture(folder):
     assert "config that Transformers cannot read" in refusal(folder)
 
 
-def test_unreadable_folder(folder):
-    if os.geteuid() == 0:
-        pytest.skip("root reads everything: run as another user to see an unreadable folder refused")
-    folder.chmod(0)
+@contextlib.contextmanager
+def ordinary_user(folder: Path):
+    """Root reads everything: let go of it for a while, with the way to `folder` open to all."""
+    if os.geteuid() != 0:
+        yield
+        return
+    for parent in folder.parents:
+        if "pytest" in str(parent):
+            parent.chmod(0o755)
+    os.seteuid(65534)
     try:
-        assert "cannot be read" in refusal(folder)
+        yield
     finally:
-        folder.chmod(0o755)
+        os.seteuid(0)
+
+
+def test_unreadable_folder(folder):
+    folder.chmod(0)
+    with ordinary_user(folder):
+        assert "cannot be read: check its permissions" in refusal(folder)
+    folder.chmod(0o755)
+
+
+def test_unreadable_weights(folder):
+    (folder / "model.safetensors").chmod(0)
+    with ordinary_user(folder):
+        assert "cannot be read" in refusal(folder)
+
+
+def test_code_that_comes_with_a_model_is_never_run(folder):
+    change(folder, model_type="novel9", auto_map={"AutoConfig": "novel.Config", "AutoModelForCausalLM": "novel.Model"})
+    (folder / "novel.py").write_text("raise SystemExit('the model's code was run')")
+    assert "config that Transformers cannot read" in refusal(folder)
 
 
 def test_no_tokenizer(folder):

@@ -44,7 +44,7 @@ def read_config(source: Source) -> Any:
     if source.folder is not None and not (source.folder / "config.json").is_file():
         raise ModelError(f"{source.name} has no config.json: give a model folder in the Transformers layout")
     try:
-        config = AutoConfig.from_pretrained(reference, **extra)
+        config = AutoConfig.from_pretrained(reference, trust_remote_code=False, **extra)
     except (ValueError, KeyError, OSError, TypeError) as error:
         raise ModelError(f"{source.name} has a config that Transformers cannot read ({first_line(error)})") from error
     if getattr(config, "is_encoder_decoder", False):
@@ -70,7 +70,9 @@ def read_tokenizer(source: Source) -> Any:
         raise ModelError(f"{source.name} has no tokenizer: put its tokenizer.json beside config.json")
     try:
         with quiet():
-            return gguf_tokenizer(reference / extra["gguf_file"]) if extra else AutoTokenizer.from_pretrained(reference)
+            if extra:
+                return gguf_tokenizer(reference / extra["gguf_file"])
+            return AutoTokenizer.from_pretrained(reference, trust_remote_code=False)
     except Exception as error:  # tokenizer backends raise bare Exceptions
         raise ModelError(
             f"{source.name} has a tokenizer that Transformers cannot read ({first_line(error)})"
@@ -78,10 +80,17 @@ def read_tokenizer(source: Source) -> Any:
 
 
 def read_generation_config(source: Source) -> GenerationConfig | None:
-    """What the folder says of ends; None where it says nothing."""
+    """What the folder says of ends; None where it says nothing.
+
+    Raises:
+        ModelError: if the file is broken.
+    """
     if source.folder is None or not (source.folder / "generation_config.json").is_file():
         return None
-    return GenerationConfig.from_pretrained(source.folder)
+    try:
+        return GenerationConfig.from_pretrained(source.folder)
+    except (ValueError, OSError, TypeError) as error:
+        raise ModelError(f"{source.name} has a broken generation_config.json ({first_line(error)})") from error
 
 
 def read_module(source: Source, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -97,7 +106,13 @@ def read_module(source: Source, config: Any, dtype: torch.dtype, device: torch.d
     try:
         with quiet():
             module, info = from_pretrained(
-                reference, config=config, dtype=dtype, attn_implementation="eager", output_loading_info=True, **extra
+                reference,
+                config=config,
+                dtype=dtype,
+                attn_implementation="eager",
+                output_loading_info=True,
+                trust_remote_code=False,
+                **extra,
             )
     except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
         raise ModelError(f"{source.name} has weights that Transformers cannot load ({first_line(error)})") from error
@@ -132,18 +147,25 @@ def check_weight_files(name: str, folder: Path) -> None:
     for file in files:
         if not file.is_file():
             raise ModelError(f"{file} is missing: download the model again")
+        _check_safetensors(file)
+
+
+def _check_safetensors(file: Path) -> None:
+    size = file.stat().st_size
+    try:
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
-            size = file.stat().st_size
-            try:
-                header = json.loads(handle.read(length)) if length < size else None
-            except ValueError:
-                header = None
-        if not isinstance(header, dict):
-            raise ModelError(f"{file} is no safetensors file, or cut short in its header: download it again")
-        needed = 8 + length + max((t["data_offsets"][1] for k, t in header.items() if k != "__metadata__"), default=0)
-        if size < needed:
-            raise ModelError(f"{file} is cut short ({size:,} of {needed:,} bytes): download it again")
+            header = json.loads(handle.read(length)) if length < size else {}
+        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        ends = []
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read ({error.strerror}): check its permissions") from error
+    if not ends:
+        raise ModelError(f"{file} is no safetensors file, or cut short in its header: download it again")
+    needed = 8 + length + max(ends)
+    if size < needed:
+        raise ModelError(f"{file} is cut short ({size:,} of {needed:,} bytes): download it again")
 
 
 def longest_context(config: Any) -> tuple[int, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,12 @@ def load(
     chosen = select(kernels, place, threads)
     config = checks.read_config(source)
     tokenizer = checks.read_tokenizer(source)
-    dtype = _resolve_dtype(dtype, source, config, place, chosen)
-    expected = None
-    if dtype == "packed":
-        body, generation = _packed(source, config, chosen), checks.read_generation_config(source)
+    packed = _packed(dtype, source, config, place, chosen)
+    expected, body = None, packed
+    if body is not None:
+        dtype, generation = "packed", checks.read_generation_config(source)
     else:
+        dtype = _float_type(dtype, source, config, place)
         module = checks.read_module(source, config, getattr(torch, dtype), place)
         generation = module.generation_config
         if self_test:
@@ -133,6 +135,13 @@ def locate(model: str, *, fetch: bool = False, progress: Progress | None = None)
     Raises:
         ModelError: if there is nothing of that name. FetchError: if a download was asked for and failed.
     """
+    try:
+        return _locate(model, fetch, progress)
+    except PermissionError as error:
+        raise ModelError(f"{model} cannot be read: check its permissions") from error
+
+
+def _locate(model: str, fetch: bool, progress: Progress | None) -> Source:
     path = Path(model).expanduser()
     if model in ALIASES:
         folder = bring(model, progress) if fetch else cache_folder() / "models" / model
@@ -147,6 +156,8 @@ def locate(model: str, *, fetch: bool = False, progress: Progress | None = None)
         raise ModelError(f"there is no model {model!r}: give {', '.join(ALIASES)}, a folder, a .gguf file or a hub id")
     else:
         folder = _hub_folder(model)
+    if not os.access(folder, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise PermissionError(folder)
     packed = folder / PACKED_FILE
     return Source(model, folder, packed if packed.is_file() else None)
 
@@ -162,24 +173,27 @@ def _hub_folder(model: str) -> Path:
         ) from error
 
 
-def _resolve_dtype(dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels) -> str:
-    packable = source.gguf is not None and read_header(source.gguf).is_packable
-    if dtype == "packed" and not packable:
-        raise ModelError(
-            f"{source.name} holds no Q4_0, Q4_1 or Q8_0 weights to run packed: choose dtype float32 or bfloat16"
+def _packed(dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels) -> Model | None:
+    """The model on its file's own bits, where that is asked for, or possible and "auto"."""
+    if dtype not in ("packed", "auto"):
+        return None
+    packable = source.gguf is not None and device.type == "cpu" and read_header(source.gguf).is_packable
+    body = None
+    if source.gguf is not None and packable and (dtype == "packed" or kernels.name == "native"):
+        body = LeanModel.from_gguf(source.gguf, config, kernels)
+    if body is None and dtype == "packed":
+        reason = (
+            f"its architecture ({config.model_type}) has no packed layers"
+            if packable
+            else ("packed weights run on a CPU" if device.type != "cpu" else "it holds no Q4_0, Q4_1 or Q8_0 weights")
         )
+        raise ModelError(f"{source.name} cannot run packed, {reason}: choose dtype float32 or bfloat16")
+    return body
+
+
+def _float_type(dtype: str, source: Source, config: Any, device: torch.device) -> str:
+    """What "auto" is where nothing runs packed: bfloat16 on a GPU, else what the folder holds."""
     if dtype != "auto":
         return dtype
-    if device.type == "cuda":
-        return "bfloat16"
-    if packable and kernels.name == "native":
-        return "packed"
-    return "bfloat16" if source.gguf is None and config.dtype == torch.bfloat16 else "float32"
-
-
-def _packed(source: Source, config: Any, kernels: Kernels) -> Model:
-    assert source.gguf is not None
-    body = LeanModel.from_gguf(source.gguf, config, kernels)
-    if body is None:
-        raise ModelError(f"{source.name} ({config.model_type}) cannot run packed: choose dtype float32 or bfloat16")
-    return body
+    holds_bfloat16 = source.gguf is None and config.dtype == torch.bfloat16
+    return "bfloat16" if device.type == "cuda" or holds_bfloat16 else "float32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -119,9 +120,12 @@ class Target:
             return TargetOutput(self._cut(logits), tapped)
         rows = list(range(batch.num_rows)) if batch.logit_rows is None else batch.logit_rows.tolist()
         logits = torch.empty(len(rows), self.vocab_size, device=self.device)
+        asked: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by pass: (place in the output, row of the pass)
+        for place, row in enumerate(rows):
+            asked[row // self.fixed_width].append((place, row % self.fixed_width))
         tapped = {layer: torch.empty(batch.num_rows, self.hidden_size, device=self.device) for layer in taps}
         for start, count, part in _passes(batch, self.fixed_width):
-            inside = [(place, row - start) for place, row in enumerate(rows) if start <= row < start + count]
+            inside = asked.get(start // self.fixed_width)
             # The head, too, runs at one width: over all rows of the pass, or over none.
             wanted = None if inside else batch.tokens.new_empty(0)
             out, taken = self.model.forward(
