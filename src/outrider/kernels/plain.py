@@ -17,15 +17,17 @@ BLOCK = 256
 """Positions that attention takes at a time."""
 
 
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(T, K) float32 -> values (T, G, 32) in -127..127 as float32, scales (T, G): x ~ scale * value.
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(T, K) float32 -> values (T, 2 G, 16) in -127..127 as float32, scales and centres (T, 2 G).
 
-    The largest magnitude of a group of 32 becomes 127; halves round to even.
+    x ~ scale * value + centre in groups of 16, half of a weight's group; the extremes of a group become -127 and 127,
+    and halves round to even.
     """
-    groups = x.unflatten(1, (-1, GROUP))
-    top = groups.abs().amax(dim=2)
-    inverse = torch.where(top > 0, 127.0 / top, torch.zeros_like(top))
-    return (groups * inverse.unsqueeze(2)).round(), top / 127.0
+    groups = x.unflatten(1, (-1, GROUP // 2))
+    high, low = groups.amax(dim=2), groups.amin(dim=2)
+    centres, reach = (high + low) * 0.5, (high - low) * 0.5
+    inverse = torch.where(reach > 0, 127.0 / reach, torch.zeros_like(reach))
+    return ((groups - centres.unsqueeze(2)) * inverse.unsqueeze(2)).round(), reach / 127.0, centres
 
 
 class PlainLinear:
@@ -59,16 +61,20 @@ class PlainLinear:
         return nn.functional.linear(x, self._weight.float())
 
     def _integers(self, x: Tensor) -> Tensor:
-        """Integer products are exact, so only the sum over groups rounds."""
+        """Integer products are exact, so only undoing the rounding and the sum over groups round."""
         assert self._scales is not None
-        values, scale = quantise_rows(x)
-        weight = self._weight.float().unflatten(1, (-1, GROUP))
+        values, scales, centres = quantise_rows(x)
+        weight = self._weight.float().unflatten(1, (-1, GROUP // 2))
+        totals = scales * values.sum(dim=2) + GROUP // 2 * centres
         y = x.new_zeros(x.shape[0], self.out_features)
-        for g in range(weight.shape[1]):
-            dot = values[:, g] @ weight[:, g].T
-            y += dot * (scale[:, g, None] * self._scales[None, :, g])
+        for g in range(self._scales.shape[1]):
+            part = torch.zeros_like(y)
+            for half in (2 * g, 2 * g + 1):
+                part += (values[:, half] @ weight[:, half].T) * scales[:, half, None]
+                part += weight[:, half].sum(dim=1) * centres[:, half, None]
+            y += part * self._scales[:, g]
             if self._minima is not None:
-                y += self._minima[None, :, g] * (scale[:, g] * values[:, g].sum(dim=1))[:, None]
+                y += self._minima[:, g] * (totals[:, 2 * g] + totals[:, 2 * g + 1])[:, None]
         return y
 
     def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:

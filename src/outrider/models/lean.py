@@ -19,8 +19,8 @@ from outrider.models.lean_weights import GgufWeights, ModuleWeights, Weights
 _NUMERICS = {
     "float32": "float32 weights",
     "bfloat16": "bfloat16 weights",
-    "q4": "4-bit weights against 8-bit activations in groups of 32",
-    "q8": "8-bit weights against 8-bit activations in groups of 32",
+    "q4": "4-bit weights against 8-bit activations in groups of 16",
+    "q8": "8-bit weights against 8-bit activations in groups of 16",
 }
 
 

@@ -39,9 +39,13 @@ struct AttentionOp {
         return (most + kBlock - 1) / kBlock;
     }
     bool split(const Batch& batch, int threads) const { return batch.rows * kv < 4 * threads; }
-    size_t scratch_bytes(const Batch& batch, int threads) const {
-        const int64_t shared = split(batch, threads) ? batch.rows * kv * most_blocks(batch) * partial() : 0;
-        return round_up(size_t(shared) * 4) + size_t(threads) * round_up(size_t(private_floats()) * 4);
+    /// One piece is a block of a row's key head, or all blocks of it where there are pieces enough without cutting.
+    Plan plan(const Batch& batch, int threads) const {
+        const int64_t tasks = batch.rows * kv, blocks = split(batch, threads) ? tasks * most_blocks(batch) : 0;
+        const size_t bytes = round_up(size_t(blocks * partial()) * 4) +
+                             size_t(threads) * round_up(size_t(private_floats()) * 4);
+        if (!blocks) return Plan::rows(tasks, threads, bytes);
+        return {{blocks, tasks}, {1, 1}, bytes};
     }
 };
 
@@ -76,30 +80,31 @@ inline void find_slots(const Batch& batch, int64_t row, Range at, int32_t* slots
 }
 
 /// The scores of one head, then their weights; returns the sum of weights and leaves the largest score in `top`.
+/// Keys are taken sixteen at a time, the last sixteen filled up with repetitions of the last key.
 template <class W, int C>
 inline float weigh(const AttentionOp& op, const float* q, const W* keys, const int32_t* slots, int64_t count,
                    float* scores, float* top) {
     const int64_t stride = op.kv * op.dim, chunks = C ? C : op.padded / 16;
     f32x16 best = splat(-INFINITY), total = splat(0.0f);
-    for (int64_t i = 0; i < count; ++i) {
-        const W* key = keys + slots[i] * stride;
-        f32x16 acc = splat(0.0f);
-#pragma GCC unroll 8
-        for (int64_t c = 0; c < chunks; ++c)
-            acc = fma(load<f32x16>(q + 16 * c), C ? load_wide(key + 16 * c) : load_part(key + 16 * c, op.dim - 16 * c),
-                      acc);
-        scores[i] = sum(acc);
-    }
-    for (int64_t i = count; i < (count + 15) / 16 * 16; ++i) scores[i] = -INFINITY;
     for (int64_t i = 0; i < count; i += 16) {
-        f32x16 s = load<f32x16>(scores + i) * splat(op.scale);
-        if (op.softcap != 0) {
-            s = splat(op.softcap) * tanh(s / splat(op.softcap));
-            for (int64_t lane = count - i; lane < 16; ++lane) s.p[lane / kLanes][lane % kLanes] = -INFINITY;
+        f32x16 dots[16];
+#pragma GCC unroll 16
+        for (int lane = 0; lane < 16; ++lane) {
+            const W* key = keys + slots[i + lane] * stride;
+            f32x16 acc = splat(0.0f);
+#pragma GCC unroll 8
+            for (int64_t c = 0; c < chunks; ++c) {
+                const f32x16 part = C ? load_wide(key + 16 * c) : load_part(key + 16 * c, op.dim - 16 * c);
+                acc = fma(load<f32x16>(q + 16 * c), part, acc);
+            }
+            dots[lane] = acc;
         }
-        best = max(best, s);
+        f32x16 s = sum16(dots) * splat(op.scale);
+        if (op.softcap != 0) s = splat(op.softcap) * tanh(s / splat(op.softcap));
+        best = max(s, best);
         store(scores + i, s);
     }
+    for (int64_t i = count; i < (count + 15) / 16 * 16; ++i) scores[i] = -INFINITY;
     *top = largest(best);
     for (int64_t i = 0; i < count; i += 16) {
         const f32x16 p = exp(load<f32x16>(scores + i) - splat(*top));
@@ -137,6 +142,7 @@ inline void attend(const AttentionOp& op, const Batch& batch, int64_t row, int64
                    float* result) {
     const int64_t count = at.end - at.begin, group = op.group;
     find_slots(batch, row, at, work.slots);
+    for (int64_t i = count; i < (count + 15) / 16 * 16; ++i) work.slots[i] = work.slots[count - 1];
     const W* keys = (const W*)op.k_pages + head * op.dim;
     const W* values = (const W*)op.v_pages + head * op.dim;
     float *top = result + group * op.padded, *sums = top + group;
@@ -184,26 +190,24 @@ inline void finish(const AttentionOp& op, int64_t row, int64_t head, float* runn
 }
 
 template <class W, int C>
-inline void run_attention(const AttentionOp& op, const Batch& batch, const Worker& worker) {
-    const bool split = op.split(batch, worker.size);
+inline void run_attention(const AttentionOp& op, const Batch& batch, int phase, Range range, const Place& place) {
+    const bool split = op.split(batch, place.threads);
     const int64_t most = split ? AttentionOp::most_blocks(batch) : 1, tasks = batch.rows * op.kv, size = op.partial();
-    float* shared = (float*)worker.scratch;
+    float* shared = (float*)place.scratch;
     const size_t before = round_up(size_t(split ? tasks * most * size : 0) * 4);
     const Work work =
-        work_at(op, (float*)(worker.scratch + before + worker.id * round_up(size_t(op.private_floats()) * 4)));
+        work_at(op, (float*)(place.scratch + before + place.thread * round_up(size_t(op.private_floats()) * 4)));
     auto block = [&](int64_t task, int64_t index, float* result) {
         const Range all = seen(op, batch, task / op.kv);
         const int64_t begin = index * kBlock > all.begin ? index * kBlock : all.begin;
         const int64_t end = (index + 1) * kBlock < all.end ? (index + 1) * kBlock : all.end;
         if (begin < end) attend<W, C>(op, batch, task / op.kv, task % op.kv, {begin, end}, work, result);
     };
-    if (split) {
-        const Range pieces = worker.share(tasks * most);
-        for (int64_t piece = pieces.begin; piece < pieces.end; ++piece)
+    if (split && phase == 0) {
+        for (int64_t piece = range.begin; piece < range.end; ++piece)
             block(piece / most, piece % most, shared + piece * size);
-        worker.wait();
+        return;
     }
-    const Range range = worker.share(tasks);
     for (int64_t task = range.begin; task < range.end; ++task) {
         const Range all = seen(op, batch, task / op.kv);
         const int64_t first = all.begin / kBlock, last = (all.end - 1) / kBlock;
@@ -220,14 +224,14 @@ inline void run_attention(const AttentionOp& op, const Batch& batch, const Worke
 }
 
 template <class W>
-inline void attention_of(const AttentionOp& op, const Batch& batch, const Worker& worker) {
-    if (op.dim == 64) return run_attention<W, 4>(op, batch, worker);
-    if (op.dim == 128) return run_attention<W, 8>(op, batch, worker);
-    run_attention<W, 0>(op, batch, worker);
+inline void attention_of(const AttentionOp& op, const Batch& batch, int phase, Range range, const Place& place) {
+    if (op.dim == 64) return run_attention<W, 4>(op, batch, phase, range, place);
+    if (op.dim == 128) return run_attention<W, 8>(op, batch, phase, range, place);
+    run_attention<W, 0>(op, batch, phase, range, place);
 }
 
-inline void attention(const Op& o, const Batch& batch, const Worker& worker) {
+inline void attention(const Op& o, const Batch& batch, int phase, Range range, const Place& place) {
     const AttentionOp op(o);
-    if (op.half) return attention_of<uint16_t>(op, batch, worker);
-    attention_of<float>(op, batch, worker);
+    if (op.half) return attention_of<uint16_t>(op, batch, phase, range, place);
+    attention_of<float>(op, batch, phase, range, place);
 }

@@ -60,10 +60,10 @@ inline double log_positive(double x) {
 }
 
 /// Gumbel noise of 64 tokens, 64 * block first.
-inline void gumbel(uint32_t block, uint32_t position, uint32_t sample, uint32_t purpose, uint64_t seed,
+inline void gumbel(uint32_t block, uint32_t position, uint32_t sample, uint32_t stream, uint64_t seed,
                    double (&g)[64]) {
     uint32_t words[4][16];
-    philox(block * 16, position, sample, purpose, seed, words);
+    philox(block * 16, position, sample, stream, seed, words);
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 4; ++j) g[4 * i + j] = (double(words[j][i]) + 0.5) * 0x1p-32;
     for (int i = 0; i < 64; ++i) g[i] = -log_positive(-log_positive(g[i]));
@@ -137,23 +137,23 @@ inline Best best_noisy(const float* logits, int64_t begin, int64_t end, double t
 inline int64_t draw_pieces(int64_t vocab) { return (vocab + kPiece - 1) / kPiece; }
 
 /// p: logits, temperature, seeds, samples, positions, out (int64). n: V, row stride of logits.
-inline void draw(const Op& op, const Batch& batch, const Worker& worker) {
+inline void draw(const Op& op, int phase, Range range, const Place& place) {
     const int64_t vocab = op.n[0], pieces = draw_pieces(vocab);
-    Best* found = (Best*)worker.scratch;
-    const Range range = worker.share(batch.rows * pieces);
-    for (int64_t piece = range.begin; piece < range.end; ++piece) {
-        const int64_t row = piece / pieces, begin = piece % pieces * kPiece;
-        const int64_t end = begin + kPiece < vocab ? begin + kPiece : vocab;
-        const float* logits = op.at<float>(0) + row * op.n[1];
-        const float temperature = op.at<float>(1)[row];
-        found[piece] = temperature == 0.0f
-                           ? best_plain(logits, begin, end)
-                           : best_noisy(logits, begin, end, temperature, uint64_t(op.at<int64_t>(2)[row]),
-                                        uint32_t(op.at<int32_t>(3)[row]), uint32_t(op.at<int32_t>(4)[row]));
+    Best* found = (Best*)place.scratch;
+    if (phase == 0) {
+        for (int64_t piece = range.begin; piece < range.end; ++piece) {
+            const int64_t row = piece / pieces, begin = piece % pieces * kPiece;
+            const int64_t end = begin + kPiece < vocab ? begin + kPiece : vocab;
+            const float* logits = op.at<float>(0) + row * op.n[1];
+            const float temperature = op.at<float>(1)[row];
+            found[piece] = temperature == 0.0f
+                               ? best_plain(logits, begin, end)
+                               : best_noisy(logits, begin, end, temperature, uint64_t(op.at<int64_t>(2)[row]),
+                                            uint32_t(op.at<int32_t>(3)[row]), uint32_t(op.at<int32_t>(4)[row]));
+        }
+        return;
     }
-    worker.wait();
-    const Range rows = worker.share(batch.rows);
-    for (int64_t row = rows.begin; row < rows.end; ++row) {
+    for (int64_t row = range.begin; row < range.end; ++row) {
         Best best{-INFINITY, -1, false};
         for (int64_t piece = 0; piece < pieces; ++piece) {
             const Best& other = found[row * pieces + piece];
@@ -164,10 +164,14 @@ inline void draw(const Op& op, const Batch& batch, const Worker& worker) {
     }
 }
 
-/// p: seeds, samples, positions, out (T, V) float64. n: V, purpose.
-inline void noise(const Op& op, const Batch& batch, const Worker& worker) {
+inline Plan draw_plan(const Op& op, const Batch& batch) {
+    const int64_t pieces = batch.rows * draw_pieces(op.n[0]);
+    return {{pieces, batch.rows}, {1, batch.rows}, size_t(pieces) * sizeof(Best)};
+}
+
+/// p: seeds, samples, positions, out (T, V) float64. n: V, stream. A piece is 64 tokens of a row.
+inline void noise(const Op& op, Range range) {
     const int64_t vocab = op.n[0], blocks = (vocab + 63) / 64;
-    const Range range = worker.share(batch.rows * blocks);
     for (int64_t piece = range.begin; piece < range.end; ++piece) {
         const int64_t row = piece / blocks, block = piece % blocks;
         double g[64];

@@ -16,34 +16,28 @@
 
 enum Code : int64_t { kLinear, kLookup, kRmsNorm, kGated, kRotate, kAttention, kDraw, kNoise };
 
-static size_t scratch_bytes(const Op& op, const Batch& batch, int threads) {
-    if (op.code == kLinear) {
-        const LinearOp linear(op);
-        return linear.quantised() ? quantised_bytes(batch.rows, linear.k) : 0;
-    }
-    if (op.code == kAttention) return AttentionOp(op).scratch_bytes(batch, threads);
-    if (op.code == kDraw) return size_t(batch.rows * draw_pieces(op.n[0])) * sizeof(Best);
-    return 0;
-}
-
-static void step(const Op& op, const Batch& batch, const Worker& worker) {
+static Plan plan(const Op& op, const Batch& batch, int threads) {
     switch (op.code) {
-        case kLinear: return LinearOp(op).run(batch, worker);
-        case kLookup: return lookup(op, batch, worker);
-        case kRmsNorm: return rms_norm(op, batch, worker);
-        case kGated: return gated(op, batch, worker);
-        case kRotate:
-            return op.n[4] ? rotate_and_write<uint16_t>(op, batch, worker) : rotate_and_write<float>(op, batch, worker);
-        case kAttention: return attention(op, batch, worker);
-        case kDraw: return draw(op, batch, worker);
-        case kNoise: return noise(op, batch, worker);
+        case kLinear: return LinearOp(op).plan(batch, threads);
+        case kGated: return Plan::rows(batch.rows * gated_pieces(op), threads);
+        case kAttention: return AttentionOp(op).plan(batch, threads);
+        case kDraw: return draw_plan(op, batch);
+        case kNoise: return Plan::rows(batch.rows * ((op.n[0] + 63) / 64), threads);
+        default: return Plan::rows(batch.rows, threads);
     }
 }
 
-static void work(const Op* ops, int64_t count, const Batch& batch, const Worker& worker) {
-    for (int64_t i = 0; i < count; ++i) {
-        if (i) worker.wait();
-        step(ops[i], batch, worker);
+static void run(const Op& op, const Batch& batch, int phase, Range range, const Place& place) {
+    switch (op.code) {
+        case kLinear: return LinearOp(op).run(batch, phase, range, place);
+        case kLookup: return lookup(op, batch, range);
+        case kRmsNorm: return rms_norm(op, batch, range);
+        case kGated: return gated(op, batch, range);
+        case kRotate:
+            return op.n[4] ? rotate_and_write<uint16_t>(op, batch, range) : rotate_and_write<float>(op, batch, range);
+        case kAttention: return attention(op, batch, phase, range, place);
+        case kDraw: return draw(op, phase, range, place);
+        case kNoise: return noise(op, range);
     }
 }
 
@@ -51,35 +45,34 @@ extern "C" {
 
 /// Runs `count` operations in order over `batch`; 0, or 1 where memory ran out.
 int outrider_run(const Op* ops, int64_t count, const Batch* batch, int threads) {
+    std::vector<Phase> phases;
+    phases.reserve(size_t(2 * count));
     size_t bytes = 64;
     for (int64_t i = 0; i < count; ++i) {
-        const size_t needed = scratch_bytes(ops[i], *batch, threads);
-        if (needed > bytes) bytes = needed;
+        const Plan cut = plan(ops[i], *batch, threads);
+        for (int phase = 0; phase < 2; ++phase)
+            if (cut.pieces[phase]) phases.emplace_back(ops + i, phase, cut.pieces[phase], cut.grain[phase]);
+        if (cut.scratch > bytes) bytes = cut.scratch;
     }
     char* scratch = static_cast<char*>(std::aligned_alloc(64, round_up(bytes)));
     if (!scratch) return 1;
-    Barrier barrier;
+    auto member = [&](int thread) {
+        const Place place{thread, threads, scratch};
+        work(phases, [&](const Op& op, int phase, Range range) { run(op, *batch, phase, range, place); });
+    };
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(threads)
-    work(ops, count, *batch, Worker{omp_get_thread_num(), omp_get_num_threads(), &barrier, scratch});
+    member(omp_get_thread_num());
 #else
     std::vector<std::thread> others;
-    for (int id = 1; id < threads; ++id)
-        others.emplace_back([=, &barrier] { work(ops, count, *batch, Worker{id, threads, &barrier, scratch}); });
-    work(ops, count, *batch, Worker{0, threads, &barrier, scratch});
+    for (int thread = 1; thread < threads; ++thread) others.emplace_back(member, thread);
+    member(0);
     for (std::thread& other : others) other.join();
 #endif
     std::free(scratch);
     return 0;
 }
 
-/// "avx512", "avx2" or "portable", and whether one team of OpenMP threads is shared with the process.
+/// The instruction set that was compiled: "avx512", "avx2" or "portable".
 const char* outrider_path() { return OUTRIDER_PATH; }
-int outrider_openmp() {
-#if defined(_OPENMP)
-    return 1;
-#else
-    return 0;
-#endif
-}
 }

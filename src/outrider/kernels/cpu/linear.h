@@ -16,48 +16,53 @@ constexpr int64_t kQ4Bytes = 16 * kGroup / 2 + 2 * 32;  // 16 outputs x 32 nibbl
 
 inline int64_t q8_tile_bytes(int64_t groups) { return int64_t(round_up(size_t(groups * (16 * kGroup + 32)))); }
 
-/// Rows rounded to int8 in groups of 32: x ~ scale * value.
+/// How 32 activations were rounded to int8, in halves of 16: x ~ scale * value + centre.
+///
+/// The centre halves the error where one outlier leads its neighbours, which is what activations look like; with halves
+/// it is a quarter, and on SmolLM2-135M the divergence from exact activations falls from 3.5e-3 to 0.7e-3.
+struct Rounding {
+    float scale[2], centre[2];
+    float total;        // sum of the 32 rounded activations, which meets the minimum of 4-bit weights
+    int32_t offset[2];  // -128 * sum of values, which takes back the +128 of stored 8-bit weights
+    int32_t unused;
+};
+
 struct Quantised {
-    int8_t* values;    // (T, K)
-    float* scale;      // (T, G)
-    float* weighted;   // (T, G): scale * sum of values, which meets the minimum
-    int32_t* offset;   // (T, G): -128 * sum of values, which takes back the +128 of stored 8-bit weights
+    int8_t* values;      // (T, K)
+    Rounding* rounding;  // (T, K / 32)
 };
 
 inline size_t quantised_bytes(int64_t rows, int64_t k) {
-    return round_up(size_t(rows * k)) + 3 * round_up(size_t(rows * k / kGroup * 4));
+    return round_up(size_t(rows * k)) + size_t(rows * k / kGroup) * sizeof(Rounding);
 }
 
 inline Quantised quantised_at(char* p, int64_t rows, int64_t k) {
-    Quantised q;
-    const size_t numbers = round_up(size_t(rows * k / kGroup * 4));
-    q.values = (int8_t*)p;
-    p += round_up(size_t(rows * k));
-    q.scale = (float*)p;
-    q.weighted = (float*)(p + numbers);
-    q.offset = (int32_t*)(p + 2 * numbers);
-    return q;
+    return {(int8_t*)p, (Rounding*)(p + round_up(size_t(rows * k)))};
 }
 
 inline void quantise_row(const float* x, int64_t k, int64_t row, const Quantised& q) {
-    const f32x16 magic = splat(12582912.0f);
+    const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    int8_t* values = q.values + row * k;
+    Rounding* rounding = q.rounding + row * (k / kGroup);
     for (int64_t g = 0; g < k / kGroup; ++g) {
-        const f32x16 a = load<f32x16>(x + g * kGroup), b = load<f32x16>(x + g * kGroup + 16);
-        const float top = largest(max(abs(a), abs(b)));
-        const float inverse = top > 0 ? 127.0f / top : 0.0f;
-        const i32x16 qa = bits(a * splat(inverse) + magic) - bits(magic);
-        const i32x16 qb = bits(b * splat(inverse) + magic) - bits(magic);
-        int32_t wide[32];
-        store(wide, qa);
-        store(wide + 16, qb);
-        int8_t* values = q.values + row * k + g * kGroup;
-        for (int i = 0; i < 32; ++i) values[i] = int8_t(wide[i]);
-        const int32_t total = sum(qa + qb);
-        const int64_t at = row * (k / kGroup) + g;
-        // A NaN or infinity must reach the result, so it is carried by the scale.
-        q.scale[at] = sum(a * splat(0.0f) + b * splat(0.0f)) + top / 127.0f;
-        q.weighted[at] = q.scale[at] * float(total);
-        q.offset[at] = -128 * total;
+        float total = 0.0f;
+        for (int half = 0; half < 2; ++half) {
+            const f32x16 a = load<f32x16>(x + g * kGroup + 16 * half);
+            const float high = largest(a), low = -largest(splat(0.0f) - a);
+            // A NaN or infinity must reach the result, so the centre carries it.
+            const float centre = (high + low) * 0.5f + sum(a * splat(0.0f)), reach = (high - low) * 0.5f;
+            const float inverse = reach > 0 ? 127.0f / reach : 0.0f;
+            const i32x16 value = bits((a - splat(centre)) * splat(inverse) + magic) - bits(magic);
+            int32_t wide[16];
+            store(wide, value);
+            for (int i = 0; i < 16; ++i) values[g * kGroup + 16 * half + i] = int8_t(wide[i]);
+            const int32_t whole = sum(value);
+            rounding[g].scale[half] = reach / 127.0f;
+            rounding[g].centre[half] = centre;
+            rounding[g].offset[half] = -128 * whole;
+            total += reach / 127.0f * float(whole) + 16.0f * centre;
+        }
+        rounding[g].total = total;
     }
 }
 
@@ -67,32 +72,46 @@ inline int32_t quad(const int8_t* x) {
     return r;
 }
 
+/// Products of one group with one row: exact integer dots, then the rounding undone.
+inline f32x16 restore(const i32x16 (&dot)[2], const f32x16 (&sums)[2], const Rounding& by) {
+    f32x16 t = to_float(dot[0]) * splat(by.scale[0]);
+    t = fma(to_float(dot[1]), by.scale[1], t);
+    t = fma(sums[0], by.centre[0], t);
+    return fma(sums[1], by.centre[1], t);
+}
+
+constexpr int32_t kOnes = 0x01010101;
+
 /// One tile of 4-bit weights against R rows; `acc[r]` += row r.
 template <int R>
 inline void q4_tile(const uint8_t* w, const Quantised& q, int64_t row, int64_t k, f32x16 (&acc)[R]) {
     const int64_t groups = k / kGroup;
-    const i32x16 mask = splat(int32_t(0x0f0f0f0f));
+    const i32x16 mask = splat(int32_t(0x0f0f0f0f)), zero = splat(int32_t(0));
     const int8_t* x = q.values + row * k;
-    const float *scale = q.scale + row * groups, *weighted = q.weighted + row * groups;
-    for (int64_t g = 0; g < groups; ++g, w += kQ4Bytes, x += kGroup) {
-        i32x16 dot[R];
+    const Rounding* rounding = q.rounding + row * groups;
+    for (int64_t g = 0; g < groups; ++g, w += kQ4Bytes, x += kGroup, ++rounding) {
+        i32x16 dot[R][2], ones[2] = {zero, zero};
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) dot[r] = splat(int32_t(0));
+        for (int r = 0; r < R; ++r) dot[r][0] = dot[r][1] = zero;
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
             const i32x16 both = load<i32x16>(w + 64 * j);
             const i32x16 low = both & mask, high = (both >> 4) & mask;
+            ones[0] = dot4<true>(ones[0], low, kOnes);
+            ones[1] = dot4<true>(ones[1], high, kOnes);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-                dot[r] = dot4<true>(dot[r], low, quad(x + r * k + 4 * j));
-                dot[r] = dot4<true>(dot[r], high, quad(x + r * k + 16 + 4 * j));
+                dot[r][0] = dot4<true>(dot[r][0], low, quad(x + r * k + 4 * j));
+                dot[r][1] = dot4<true>(dot[r][1], high, quad(x + r * k + 16 + 4 * j));
             }
         }
         const f32x16 d = load_half((const uint16_t*)(w + 256)), m = load_half((const uint16_t*)(w + 288));
+        const f32x16 sums[2] = {to_float(ones[0]), to_float(ones[1])};
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            acc[r] = fma(to_float(dot[r]), d * splat(scale[r * groups + g]), acc[r]);
-            acc[r] = fma(m, weighted[r * groups + g], acc[r]);
+            const Rounding& by = rounding[r * groups];
+            acc[r] = fma(restore(dot[r], sums, by), d, acc[r]);
+            acc[r] = fma(m, by.total, acc[r]);
         }
     }
 }
@@ -102,22 +121,24 @@ template <int R>
 inline void q8_tile(const uint8_t* w, const Quantised& q, int64_t row, int64_t k, f32x16 (&acc)[R]) {
     const int64_t groups = k / kGroup;
     const uint16_t* d16 = (const uint16_t*)(w + groups * 16 * kGroup);
+    const i32x16 shift = splat(int32_t(-128 * 16));
     const int8_t* x = q.values + row * k;
-    const float* scale = q.scale + row * groups;
-    const int32_t* offset = q.offset + row * groups;
-    for (int64_t g = 0; g < groups; ++g, w += 16 * kGroup, x += kGroup, d16 += 16) {
-        i32x16 dot[R];
+    const Rounding* rounding = q.rounding + row * groups;
+    for (int64_t g = 0; g < groups; ++g, w += 16 * kGroup, x += kGroup, d16 += 16, ++rounding) {
+        i32x16 dot[R][2], ones[2] = {shift, shift};
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) dot[r] = splat(offset[r * groups + g]);
+        for (int r = 0; r < R; ++r)
+            for (int half = 0; half < 2; ++half) dot[r][half] = splat(rounding[r * groups].offset[half]);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
             const i32x16 b = load<i32x16>(w + 64 * j);
+            ones[j / 4] = dot4<false>(ones[j / 4], b, kOnes);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) dot[r] = dot4<false>(dot[r], b, quad(x + r * k + 4 * j));
+            for (int r = 0; r < R; ++r) dot[r][j / 4] = dot4<false>(dot[r][j / 4], b, quad(x + r * k + 4 * j));
         }
-        const f32x16 d = load_half(d16);
+        const f32x16 d = load_half(d16), sums[2] = {to_float(ones[0]), to_float(ones[1])};
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) acc[r] = fma(to_float(dot[r]), d * splat(scale[r * groups + g]), acc[r]);
+        for (int r = 0; r < R; ++r) acc[r] = fma(restore(dot[r], sums, rounding[r * groups]), d, acc[r]);
     }
 }
 
@@ -210,15 +231,20 @@ struct LinearOp {
         }
     }
 
-    void run(const Batch& batch, const Worker& worker) const {
-        const Range tiles = worker.share((n + 15) / 16);
-        if (kind == kFloat32) return float_range<float>(batch.rows, tiles);
-        if (kind == kBfloat16) return float_range<uint16_t>(batch.rows, tiles);
-        const Quantised q = quantised_at(worker.scratch, batch.rows, k);
-        const Range rows = worker.share(batch.rows);
-        for (int64_t row = rows.begin; row < rows.end; ++row) quantise_row(x + row * ldx, k, row, q);
-        worker.wait();
-        quantised_range(batch.rows, tiles, q);
+    Plan plan(const Batch& batch, int threads) const {
+        const int64_t tiles = (n + 15) / 16;
+        int64_t grain = Plan::spread(tiles, threads);
+        if (grain < 2) grain = 2;
+        if (!quantised()) return {{tiles, 0}, {grain, 1}, 0};
+        return {{batch.rows, tiles}, {Plan::spread(batch.rows, threads), grain}, quantised_bytes(batch.rows, k)};
+    }
+
+    void run(const Batch& batch, int phase, Range range, const Place& place) const {
+        if (kind == kFloat32) return float_range<float>(batch.rows, range);
+        if (kind == kBfloat16) return float_range<uint16_t>(batch.rows, range);
+        const Quantised q = quantised_at(place.scratch, batch.rows, k);
+        if (phase == 1) return quantised_range(batch.rows, range, q);
+        for (int64_t row = range.begin; row < range.end; ++row) quantise_row(x + row * ldx, k, row, q);
     }
 };
 
@@ -251,8 +277,7 @@ inline void lookup_row(int64_t kind, const char* weights, int64_t k, int64_t ind
     }
 }
 
-inline void lookup(const Op& op, const Batch& batch, const Worker& worker) {
-    const Range rows = worker.share(batch.rows);
+inline void lookup(const Op& op, const Batch& batch, Range rows) {
     for (int64_t row = rows.begin; row < rows.end; ++row)
         lookup_row(op.n[0], op.at<char>(0), op.n[1], batch.tokens[row], op.at<float>(1) + row * op.n[3]);
 }

@@ -21,17 +21,18 @@ inline void norm_row(const float* x, const float* weight, float eps, int64_t n, 
 }
 
 /// p: x, weight, out. n: H, row strides of x and out. f: eps.
-inline void rms_norm(const Op& op, const Batch& batch, const Worker& worker) {
-    const Range rows = worker.share(batch.rows);
+inline void rms_norm(const Op& op, const Batch&, Range rows) {
     for (int64_t row = rows.begin; row < rows.end; ++row)
         norm_row(op.at<float>(0) + row * op.n[1], op.at<float>(1), float(op.f[0]), op.n[0],
                  op.at<float>(2) + row * op.n[2]);
 }
 
 /// p: gate_up, out. n: I, row strides of gate_up and out, 1 for gelu (tanh form), else silu.
-inline void gated(const Op& op, const Batch& batch, const Worker& worker) {
-    const int64_t size = op.n[0], pieces = (size + 255) / 256;
-    const Range range = worker.share(batch.rows * pieces);
+/// A piece is 256 numbers of a row.
+inline int64_t gated_pieces(const Op& op) { return (op.n[0] + 255) / 256; }
+
+inline void gated(const Op& op, const Batch&, Range range) {
+    const int64_t size = op.n[0], pieces = gated_pieces(op);
     for (int64_t piece = range.begin; piece < range.end; ++piece) {
         const int64_t row = piece / pieces, begin = piece % pieces * 256;
         const int64_t end = begin + 256 < size ? begin + 256 : size;
@@ -65,9 +66,8 @@ inline void rotate(const float* x, const float* cos, const float* sin, int64_t h
 /// p: qkv, cos, sin, k_pages, v_pages, q out, q_norm or null, k_norm or null.
 /// n: query heads, key heads, D, D_rot / 2, 1 for bfloat16 pages, row strides of qkv and q. f: eps of the norms.
 template <class W>
-inline void rotate_and_write(const Op& op, const Batch& batch, const Worker& worker) {
+inline void rotate_and_write(const Op& op, const Batch& batch, Range rows) {
     const int64_t heads = op.n[0], kv = op.n[1], dim = op.n[2], half = op.n[3];
-    const Range rows = worker.share(batch.rows);
     float normed[1024], turned[1024];  // head_dim is at most 1024, which native.py checks
     for (int64_t row = rows.begin; row < rows.end; ++row) {
         const float* x = op.at<float>(0) + row * op.n[5];

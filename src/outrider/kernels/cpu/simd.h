@@ -135,6 +135,29 @@ inline float sum(f32x16 a) {
         for (int i = 0; i < half; ++i) s[i] += s[i + half];
     return s[0];
 }
+/// Lane i of the result is the sum of a[i]'s lanes, in one order for every i.
+inline f32x16 sum16(const f32x16 (&a)[16]) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    __m512 quads[4];  // in each 128-bit part: that part's sums of four vectors
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const __m512 p = (__m512)a[4 * i].p[0], q = (__m512)a[4 * i + 1].p[0];
+        const __m512 r = (__m512)a[4 * i + 2].p[0], s = (__m512)a[4 * i + 3].p[0];
+        const __m512d u = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(p, q), _mm512_unpackhi_ps(p, q)));
+        const __m512d v = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(r, s), _mm512_unpackhi_ps(r, s)));
+        quads[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(u, v)), _mm512_castpd_ps(_mm512_unpackhi_pd(u, v)));
+    }
+    const __m512 x = _mm512_add_ps(_mm512_shuffle_f32x4(quads[0], quads[1], 0x88), _mm512_shuffle_f32x4(quads[0], quads[1], 0xdd));
+    const __m512 y = _mm512_add_ps(_mm512_shuffle_f32x4(quads[2], quads[3], 0x88), _mm512_shuffle_f32x4(quads[2], quads[3], 0xdd));
+    f32x16 r;
+    r.p[0] = (vf)_mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+    return r;
+#else
+    float sums[16];
+    for (int i = 0; i < 16; ++i) sums[i] = sum(a[i]);
+    return load<f32x16>(sums);
+#endif
+}
 inline float largest(f32x16 a) {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
     return _mm512_reduce_max_ps((__m512)a.p[0]);

@@ -1,9 +1,10 @@
-// A program of operations run by one team of threads: one fork and join for the whole program, a barrier between steps.
+// A program of operations run by one team of threads: one fork and join for the whole program.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <thread>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,19 +36,58 @@ struct Range {
     int64_t begin, end;
 };
 
-/// Threads that meet; it spins, since steps last microseconds, and yields where it was preempted.
-class Barrier {
-  public:
-    void wait(int size) {
-        if (size == 1) return;
-        const unsigned now = round_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
-            arrived_.store(0, std::memory_order_relaxed);
-            round_.store(now + 1, std::memory_order_release);
-            return;
+inline size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/// How one operation is cut: one phase or two, each of independent pieces that are handed out `grain` at a time.
+struct Plan {
+    int64_t pieces[2];
+    int64_t grain[2];
+    size_t scratch;  // bytes shared by its phases
+
+    static Plan rows(int64_t count, int threads, size_t scratch = 0) {
+        return {{count, 0}, {spread(count, threads), 1}, scratch};
+    }
+    /// Several pieces a thread, so that one that is late or slow leaves its share to the others.
+    static int64_t spread(int64_t count, int threads) {
+        const int64_t grain = count / (int64_t(threads) * 8);
+        return grain > 1 ? grain : 1;
+    }
+};
+
+/// Where a piece runs: the thread's number and the memory that an operation's phases share.
+struct Place {
+    int thread, threads;
+    char* scratch;
+};
+
+/// One phase of a running program.
+struct alignas(64) Phase {
+    std::atomic<int64_t> next{0}, done{0};
+    int64_t pieces, grain;
+    const Op* op;
+    int index;
+
+    Phase(const Op* op, int index, int64_t pieces, int64_t grain)
+        : pieces(pieces), grain(grain), op(op), index(index) {}
+    Phase(const Phase& other) : Phase(other.op, other.index, other.pieces, other.grain) {}
+};
+
+/// Works through the phases in order beside the other threads of a team.
+///
+/// A phase is over when its pieces are done, not when every thread has met: a thread that the system has put to sleep
+/// delays the others only while it holds a piece.
+template <class Run>
+void work(std::vector<Phase>& phases, Run&& run) {
+    for (Phase& phase : phases) {
+        while (phase.next.load(std::memory_order_relaxed) < phase.pieces) {
+            const int64_t begin = phase.next.fetch_add(phase.grain, std::memory_order_relaxed);
+            if (begin >= phase.pieces) break;
+            const int64_t end = begin + phase.grain < phase.pieces ? begin + phase.grain : phase.pieces;
+            run(*phase.op, phase.index, Range{begin, end});
+            phase.done.fetch_add(end - begin, std::memory_order_release);
         }
-        for (int spins = 0; round_.load(std::memory_order_acquire) == now; ++spins) {
-            if (spins > 20000) {
+        for (int spins = 0; phase.done.load(std::memory_order_acquire) < phase.pieces; ++spins) {
+            if (spins > 4000) {
                 std::this_thread::yield();
             } else {
 #if defined(__x86_64__)
@@ -56,21 +96,4 @@ class Barrier {
             }
         }
     }
-
-  private:
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<unsigned> round_{0};
-};
-
-/// One thread's view of the team.
-struct Worker {
-    int id, size;
-    Barrier* barrier;
-    char* scratch;  // shared by the team, for one step
-
-    void wait() const { barrier->wait(size); }
-    /// This thread's contiguous share of `count` equal pieces.
-    Range share(int64_t count) const { return {count * id / size, count * (id + 1) / size}; }
-};
-
-inline size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+}
