@@ -84,7 +84,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3_longrope": ("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 48}),
     "gpt2": ("gpt2", {"n_inner": 64}),
     "gpt_neox": ("gpt_neox", {}),
-    "gptj": ("gptj", {"rotary_dim": 4}),
+    "biogpt": ("biogpt", {}),
     "gpt_bigcode": ("gpt_bigcode", {}),
     "opt": ("opt", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
     "olmo": ("olmo", {}),

@@ -65,13 +65,19 @@ def _save(module: Any, folder: Path) -> None:
 
 
 def gguf_tokenizer(packed: Path) -> Any:
-    """The tokenizer inside a GGUF file.
+    """The tokenizer inside a GGUF file, with two faults of Transformers' conversion mended.
 
-    Transformers leaves out the split of digits that the pre-tokenizer named "smollm" makes before byte-level pairs
-    are merged, so runs of blanks before a number would come out otherwise than the model was trained on.
+    Versions before 5.24 mix up the special tokens, so these are taken from the file by their ids. And the split of
+    digits that the pre-tokenizer named "smollm" makes before byte-level pairs are merged is left out, so runs of
+    blanks before a number would come out otherwise than the model was trained on.
     """
     tokenizer = AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name)
-    if read_header(packed).metadata.get("tokenizer.ggml.pre") == "smollm":
+    metadata = read_header(packed).metadata
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token is not None:
+            setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(token))
+    if metadata.get("tokenizer.ggml.pre") == "smollm":
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
