@@ -186,3 +186,17 @@ def test_a_session_always_closes(engines):
     with pytest.raises(ZeroDivisionError), session("m", {}):
         raise ZeroDivisionError
     assert engines[0].closed
+
+
+def test_doctor(run, engines, monkeypatch):
+    monkeypatch.setattr(
+        "outrider.cli.doctor.numerics", lambda llm, engine, texts: {"mean_kl": 0.0, "texts": len(texts)}
+    )
+    monkeypatch.setattr(FakeLLM, "encode", lambda self, text: [1, 2], raising=False)
+    data = last_object(run("doctor", "m", "--limit", "2", "--json"))
+    assert set(data["kernels"]["self_test"].values()) == {"passed"}
+    assert data["model"] == {"device": "cpu", "notes": ["a toy"]}
+    assert data["numerics"] == {"mean_kl": 0.0, "texts": 2}
+    shown = run("doctor", "m").out
+    assert "dtype float32, because this is a toy" in shown
+    assert "a toy" in shown

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from outrider import __version__
 from outrider.cli.options import Json, Settings, takes
 from outrider.cli.render import print_json
 from outrider.cli.session import session
@@ -20,7 +21,9 @@ from outrider.errors import OutriderError
 from outrider.measure.prompts import load_prompts
 from outrider.registry import DRAFTERS
 
-PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "numpy", "safetensors", "gguf")
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "gguf")
+FOUND = ("probe", "drafter_probe", "notes")
+"""What loading found out about a model, beside the decisions that followed."""
 
 
 @takes(EngineConfig)
@@ -39,15 +42,20 @@ def doctor(
     Numerics: how far the model's law, in the dtype in use, lies from the same weights in float32.
     """
     texts = load_prompts(prompts, limit)
+    lines: list[str] = []
     report: dict[str, Any] = {"machine": machine(), "kernels": kernels(settings.engine.get("threads"))}
     if model is not None:
         with session(model, settings.engine) as llm:
-            report["model"] = {**llm.describe(), "decided": list(llm.resolved.lines())}
+            report["model"] = llm.describe()
+            lines = llm.resolved.lines()
             report["numerics"] = numerics(llm, settings.engine, [llm.encode(text.content) for text in texts])
     if as_json:
         print_json(report)
-    else:
-        _show(report, Console(highlight=False, soft_wrap=True))
+        return
+    if model is not None:
+        # A person reads the decisions as sentences; what only the JSON form holds as well is left out here.
+        report["model"] = {"decided": lines, **{name: report["model"].get(name) for name in FOUND}}
+    _show(report, Console(highlight=False, soft_wrap=True))
 
 
 def machine() -> dict[str, Any]:
@@ -61,7 +69,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
         "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "devices": ["cpu", *devices],
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {"outrider": __version__, **{name: _version(name) for name in PACKAGES}},
         "compiler": next((path for path in compilers if path), None),
         "cache_folder": str(folder),
         "drafters": list(DRAFTERS),
@@ -78,8 +86,11 @@ def kernels(threads: int | None) -> dict[str, Any]:
         chosen = select("auto", torch.device("cpu"), threads)
     except OutriderError as error:
         return {"name": None, "problem": str(error)}
-    outcomes = self_test(chosen)
-    return {"name": chosen.name, "fixed_width": chosen.fixed_width, "self_test": [str(outcome) for outcome in outcomes]}
+    return {
+        "name": chosen.name,
+        "fixed_width": chosen.fixed_width,
+        "self_test": {outcome.kernel: "passed" if outcome.passed else outcome.detail for outcome in self_test(chosen)},
+    }
 
 
 def numerics(llm: Any, engine: Mapping[str, Any], texts: Sequence[Sequence[int]]) -> dict[str, Any]:
