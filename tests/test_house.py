@@ -26,7 +26,8 @@ TEXTS = [
 ]
 
 FILE_LINES = 320
-"""About 300, with a little grace."""
+TEST_LINES = 400
+"""About 300, with a little grace; tests are lists, and may be longer."""
 FUNCTION_LINES = 60
 """A function over 50 lines wants a second look; over this it does not pass."""
 
@@ -60,7 +61,8 @@ def test_the_first_line_says_what_the_file_is_for(path):
 
 @each([*SOURCES, *TESTS, *NATIVE])
 def test_files_fit_on_a_few_screens(path):
-    assert len(path.read_text().splitlines()) <= FILE_LINES, "split the idea, not the file"
+    limit = TEST_LINES if path in TESTS else FILE_LINES
+    assert len(path.read_text().splitlines()) <= limit, "split the idea, not the file"
 
 
 @each(SOURCES)
