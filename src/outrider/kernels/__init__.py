@@ -8,8 +8,9 @@ from outrider.errors import KernelError
 from outrider.kernels.base import Kernels, KeyIndex, Linear, Program
 from outrider.kernels.native import load_native
 from outrider.kernels.plain import PlainKernels
+from outrider.kernels.self_test import TestOutcome, self_test
 
-__all__ = ["Kernels", "KeyIndex", "Linear", "Program", "select"]
+__all__ = ["Kernels", "KeyIndex", "Linear", "Program", "TestOutcome", "select", "self_test"]
 
 
 def select(kind: str, device: torch.device, threads: int | None = None) -> Kernels:

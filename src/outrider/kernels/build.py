@@ -18,7 +18,7 @@ from outrider.errors import KernelError
 
 SOURCES = Path(__file__).parent / "cpu"
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared", "-Wno-psabi")
-"""No -ffast-math, which lets the compiler reorder sums; no contraction, so that fused operations are the written ones."""
+"""Never -ffast-math, which lets a compiler reorder sums; no contraction, so that only written fusions are made."""
 
 _REMEDY = "install a C++ compiler (g++ or clang++, or `pip install ziglang`), or choose kernels='plain'"
 _SECONDS = 300
@@ -49,15 +49,15 @@ def build(target: tuple[str, ...] = ("-march=native",)) -> Path:
         # Without OpenMP the kernels run their own threads, so the second try is a slower start and nothing else.
         for threading in (("-fopenmp",), ("-pthread",)):
             try:
-                return _build_with([*command, *FLAGS, *target, *threading])
+                return _build_with(command, [*FLAGS, *target, *threading])
             except (OSError, subprocess.SubprocessError) as error:
                 said = str(getattr(error, "stderr", "") or error).strip()
     last = said.splitlines()[-1] if said else "it said nothing"
     raise KernelError(f"the native kernels did not compile ({last}): {_REMEDY}")
 
 
-def _build_with(command: list[str]) -> Path:
-    library = cache_folder() / "kernels" / f"cpu-{_fingerprint(command)}.so"
+def _build_with(command: list[str], flags: list[str]) -> Path:
+    library = cache_folder() / "kernels" / f"cpu-{_fingerprint(command, flags)}.so"
     if library.is_file():
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def _build_with(command: list[str]) -> Path:
     os.close(handle)
     try:
         subprocess.run(
-            [*command, "-o", name, str(SOURCES / "kernels.cpp")],
+            [*command, *flags, "-o", name, str(SOURCES / "kernels.cpp")],
             check=True,
             capture_output=True,
             text=True,
@@ -78,14 +78,14 @@ def _build_with(command: list[str]) -> Path:
     return library
 
 
-def _fingerprint(command: list[str]) -> str:
+def _fingerprint(command: list[str], flags: list[str]) -> str:
     """A name for all that the library depends on: sources, flags, the compiler's version, the CPU."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in (".h", ".cpp"):
             digest.update(source.name.encode() + source.read_bytes())
-    version = subprocess.run([*command[:1], "--version"], check=True, capture_output=True, text=True, timeout=_SECONDS)
-    for part in (*command, version.stdout, platform.machine(), *_cpu_flags()):
+    version = subprocess.run([*command, "--version"], check=True, capture_output=True, text=True, timeout=_SECONDS)
+    for part in (*flags, version.stdout, platform.machine(), *_cpu_flags()):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:24]
 

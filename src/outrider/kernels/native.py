@@ -14,77 +14,11 @@ from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex
 from outrider.kernels.build import build
 from outrider.kernels.packing import GROUP, pack_floats, pack_q4, pack_q8
+from outrider.kernels.program import Batch, NativeProgram, Op, make_batch, run
 
 _LINEAR, _LOOKUP, _RMS_NORM, _GATED, _ROTATE, _ATTENTION, _DRAW, _NOISE = range(8)
 _KINDS = {"float32": 0, "bfloat16": 1, "q4": 2, "q8": 3}
 _LARGEST_HEAD = 1024
-
-
-class _Op(ctypes.Structure):
-    """Mirrors `Op` of cpu/team.h."""
-
-    _fields_ = (
-        ("code", ctypes.c_int64),
-        ("n", ctypes.c_int64 * 8),
-        ("f", ctypes.c_double * 4),
-        ("p", ctypes.c_void_p * 8),
-    )
-
-
-class _Batch(ctypes.Structure):
-    """Mirrors `Batch` of cpu/team.h."""
-
-    _fields_ = (
-        ("rows", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("tokens", "positions", "slots")),
-        *((name, ctypes.c_void_p) for name in ("tables", "request", "linear", "tails", "length")),
-        *((name, ctypes.c_int64) for name in ("tables_stride", "tails_stride", "block_size")),
-    )
-
-
-def _batch(
-    rows: int,
-    tokens: Tensor | None = None,
-    positions: Tensor | None = None,
-    slots: Tensor | None = None,
-    keys: KeyIndex | None = None,
-) -> _Batch:
-    assert tokens is None or (tokens.dtype == torch.int64 and tokens.is_contiguous())
-    index = () if keys is None else (keys.tables, keys.request, keys.linear, keys.tails, keys.length)
-    for tensor in (positions, slots, *index):
-        assert tensor is None or (tensor.dtype == torch.int32 and tensor.is_contiguous())
-    first = [None if t is None else t.data_ptr() for t in (tokens, positions, slots)]
-    if keys is None:
-        return _Batch(rows, *first)
-    strides = (keys.tables.shape[1], keys.tails.shape[1], keys.block_size)
-    return _Batch(rows, *first, *(t.data_ptr() for t in index), *strides)
-
-
-class NativeProgram:
-    """Recorded operations; `tensors` keeps their operands alive."""
-
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        self._library = library
-        self._threads = threads
-        self._recorded: list[_Op] = []
-        self._tensors: list[Tensor] = []
-        self._ops: ctypes.Array[_Op] | None = None
-
-    def __len__(self) -> int:
-        return len(self._recorded)
-
-    def add(self, op: _Op, tensors: list[Tensor]) -> None:
-        self._recorded.append(op)
-        self._tensors += tensors
-        self._ops = None
-
-    def run(self, first: int, last: int, positions: Tensor, slots: Tensor, keys: KeyIndex) -> None:
-        """Run operations `[first, last)` over the first T = `positions.shape[0]` rows of their buffers."""
-        if self._ops is None:
-            self._ops = (_Op * len(self._recorded))(*self._recorded)
-        batch = _batch(positions.shape[0], None, positions, slots, keys)
-        start = ctypes.byref(self._ops, first * ctypes.sizeof(_Op))
-        _check(self._library.outrider_run(start, last - first, ctypes.byref(batch), self._threads))
 
 
 class NativeLinear:
@@ -120,7 +54,9 @@ class NativeLinear:
         if out is None:
             out = torch.empty(tokens.shape[0], self.in_features)
         sizes = (_KINDS[self.kind], self.in_features, self.out_features, _stride(out))
-        self._kernels._emit(_LOOKUP, tokens.shape[0], (self._packed, out), sizes, batch=_batch(tokens.shape[0], tokens))
+        self._kernels._emit(
+            _LOOKUP, tokens.shape[0], (self._packed, out), sizes, batch=make_batch(tokens.shape[0], tokens)
+        )
         return out
 
 
@@ -220,7 +156,7 @@ class NativeKernels:
             (qkv, cos, sin, k_pages, v_pages, out, q_norm, k_norm),
             sizes,
             (eps,),
-            None if self._program else _batch(qkv.shape[0], None, positions, slots),
+            None if self._program else make_batch(qkv.shape[0], None, positions, slots),
         )
         return out
 
@@ -246,7 +182,7 @@ class NativeKernels:
             (q, k_pages, v_pages, sinks, out),
             (num_heads, k_pages.shape[1], dim, _is_half(k_pages), window or 0, num_heads * dim, num_heads * dim),
             (scale, softcap or 0.0),
-            None if self._program else _batch(rows, keys=keys),
+            None if self._program else make_batch(rows, keys=keys),
         )
         return out
 
@@ -270,14 +206,14 @@ class NativeKernels:
         operands: tuple[Tensor | None, ...],
         sizes: tuple[int, ...],
         numbers: tuple[float, ...] = (),
-        batch: _Batch | None = None,
+        batch: Batch | None = None,
     ) -> None:
-        op = _Op(code, sizes, numbers, tuple(None if t is None else t.data_ptr() for t in operands))
+        op = Op(code, sizes, numbers, tuple(None if t is None else t.data_ptr() for t in operands))
         if self._program is not None:
             self._program.add(op, [t for t in operands if t is not None])
             return
-        batch = _Batch(rows) if batch is None else batch
-        _check(self._library.outrider_run(ctypes.byref(op), 1, ctypes.byref(batch), self.threads))
+        batch = Batch(rows) if batch is None else batch
+        run(self._library, ctypes.byref(op), 1, batch, self.threads)
 
 
 def load_native(threads: int | None = None, target: tuple[str, ...] = ("-march=native",)) -> NativeKernels:
@@ -301,11 +237,6 @@ def load_native(threads: int | None = None, target: tuple[str, ...] = ("-march=n
 def _default_threads() -> int:
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(available, torch.get_num_threads()))
-
-
-def _check(status: int) -> None:
-    if status:
-        raise KernelError("the native kernels ran out of memory: lower max_rows or max_context")
 
 
 def _stride(x: Tensor) -> int:

@@ -44,8 +44,9 @@ struct AttentionOp {
         const int64_t tasks = batch.rows * kv, blocks = split(batch, threads) ? tasks * most_blocks(batch) : 0;
         const size_t bytes = round_up(size_t(blocks * partial()) * 4) +
                              size_t(threads) * round_up(size_t(private_floats()) * 4);
-        if (!blocks) return Plan::rows(tasks, threads, bytes);
-        return {{blocks, tasks}, {1, 1}, bytes};
+        const int64_t products = batch.rows * heads * most_blocks(batch) * kBlock * dim;
+        if (!blocks) return Plan::rows(tasks, threads, products, bytes);
+        return {{blocks, tasks}, {1, 1}, bytes, products};
     }
 };
 

@@ -166,7 +166,7 @@ inline void draw(const Op& op, int phase, Range range, const Place& place) {
 
 inline Plan draw_plan(const Op& op, const Batch& batch) {
     const int64_t pieces = batch.rows * draw_pieces(op.n[0]);
-    return {{pieces, batch.rows}, {1, batch.rows}, size_t(pieces) * sizeof(Best)};
+    return {{pieces, batch.rows}, {1, batch.rows}, size_t(pieces) * sizeof(Best), batch.rows * op.n[0] * 16};
 }
 
 /// p: seeds, samples, positions, out (T, V) float64. n: V, stream. A piece is 64 tokens of a row.

@@ -19,11 +19,13 @@ enum Code : int64_t { kLinear, kLookup, kRmsNorm, kGated, kRotate, kAttention, k
 static Plan plan(const Op& op, const Batch& batch, int threads) {
     switch (op.code) {
         case kLinear: return LinearOp(op).plan(batch, threads);
-        case kGated: return Plan::rows(batch.rows * gated_pieces(op), threads);
+        case kGated: return Plan::rows(batch.rows * gated_pieces(op), threads, batch.rows * op.n[0] * 8);
         case kAttention: return AttentionOp(op).plan(batch, threads);
         case kDraw: return draw_plan(op, batch);
-        case kNoise: return Plan::rows(batch.rows * ((op.n[0] + 63) / 64), threads);
-        default: return Plan::rows(batch.rows, threads);
+        case kNoise: return Plan::rows(batch.rows * ((op.n[0] + 63) / 64), threads, batch.rows * op.n[0] * 16);
+        case kLookup: return Plan::rows(batch.rows, threads, batch.rows * op.n[1] * 4);
+        case kRmsNorm: return Plan::rows(batch.rows, threads, batch.rows * op.n[0] * 2);
+        default: return Plan::rows(batch.rows, threads, batch.rows * (op.n[0] + 2 * op.n[1]) * op.n[2] * 4);
     }
 }
 
@@ -48,12 +50,15 @@ int outrider_run(const Op* ops, int64_t count, const Batch* batch, int threads) 
     std::vector<Phase> phases;
     phases.reserve(size_t(2 * count));
     size_t bytes = 64;
+    int64_t products = 0;
     for (int64_t i = 0; i < count; ++i) {
         const Plan cut = plan(ops[i], *batch, threads);
         for (int phase = 0; phase < 2; ++phase)
             if (cut.pieces[phase]) phases.emplace_back(ops + i, phase, cut.pieces[phase], cut.grain[phase]);
         if (cut.scratch > bytes) bytes = cut.scratch;
+        products += cut.work;
     }
+    const int team = products < kAlone ? 1 : threads;
     char* scratch = static_cast<char*>(std::aligned_alloc(64, round_up(bytes)));
     if (!scratch) return 1;
     auto member = [&](int thread) {
@@ -61,11 +66,11 @@ int outrider_run(const Op* ops, int64_t count, const Batch* batch, int threads) 
         work(phases, [&](const Op& op, int phase, Range range) { run(op, *batch, phase, range, place); });
     };
 #if defined(_OPENMP)
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(team)
     member(omp_get_thread_num());
 #else
     std::vector<std::thread> others;
-    for (int thread = 1; thread < threads; ++thread) others.emplace_back(member, thread);
+    for (int thread = 1; thread < team; ++thread) others.emplace_back(member, thread);
     member(0);
     for (std::thread& other : others) other.join();
 #endif

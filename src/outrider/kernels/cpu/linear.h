@@ -235,8 +235,10 @@ struct LinearOp {
         const int64_t tiles = (n + 15) / 16;
         int64_t grain = Plan::spread(tiles, threads);
         if (grain < 2) grain = 2;
-        if (!quantised()) return {{tiles, 0}, {grain, 1}, 0};
-        return {{batch.rows, tiles}, {Plan::spread(batch.rows, threads), grain}, quantised_bytes(batch.rows, k)};
+        const int64_t products = batch.rows * n * k;
+        if (!quantised()) return {{tiles, 0}, {grain, 1}, 0, products};
+        return {
+            {batch.rows, tiles}, {Plan::spread(batch.rows, threads), grain}, quantised_bytes(batch.rows, k), products};
     }
 
     void run(const Batch& batch, int phase, Range range, const Place& place) const {

@@ -43,9 +43,10 @@ struct Plan {
     int64_t pieces[2];
     int64_t grain[2];
     size_t scratch;  // bytes shared by its phases
+    int64_t work;    // roughly, in multiply-adds
 
-    static Plan rows(int64_t count, int threads, size_t scratch = 0) {
-        return {{count, 0}, {spread(count, threads), 1}, scratch};
+    static Plan rows(int64_t count, int threads, int64_t work, size_t scratch = 0) {
+        return {{count, 0}, {spread(count, threads), 1}, scratch, work};
     }
     /// Several pieces a thread, so that one that is late or slow leaves its share to the others.
     static int64_t spread(int64_t count, int threads) {
@@ -53,6 +54,9 @@ struct Plan {
         return grain > 1 ? grain : 1;
     }
 };
+
+/// Work below which waking a second thread costs more than it brings; how many threads run changes no bit.
+constexpr int64_t kAlone = 1 << 18;
 
 /// Where a piece runs: the thread's number and the memory that an operation's phases share.
 struct Place {
