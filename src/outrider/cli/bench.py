@@ -1,0 +1,77 @@
+"""`outrider bench`: how fast with speculation, against plain decoding and against Transformers, on your prompts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.options import Json, Model, Raw, Settings, takes
+from outrider.cli.render import notes, number, print_json, table, write
+from outrider.cli.session import session
+from outrider.config import EngineConfig
+from outrider.measure.bench import PLAIN, Figures, ours, transformers_generate
+from outrider.measure.bench import bench as take_turns
+from outrider.measure.prompts import load_prompts
+from outrider.registry import READ_BY
+from outrider.request import SamplingParams
+
+
+@takes(EngineConfig)
+def bench(
+    model: Model,
+    *,
+    settings: Settings,
+    prompts: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="JSON lines with prompt, messages or turns; built-in ones if left out."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most this many prompts.")] = None,
+    temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="Completion tokens a prompt.")] = 128,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each prompt is run.")] = 1,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DTYPE", help="Also run Transformers' greedy generate in this dtype; may be repeated."),
+    ] = None,
+    raw: Raw = False,
+    as_json: Json = False,
+) -> None:
+    """Time prompts plain and speculatively, in turns, alone on the machine; ratios are medians over prompts."""
+    asked = load_prompts(prompts, limit)
+    plain_settings = {name: value for name, value in settings.engine.items() if name not in READ_BY}
+    plain_settings |= {"drafter": "none", "prefix_cache": False}
+    console = notes()
+    params = SamplingParams(temperature=temperature, seed=0)
+    with (
+        session(model, plain_settings) as plain,
+        session(model, {**settings.engine, "prefix_cache": False}) as llm,
+        console.status("measuring") as status,
+    ):
+        contenders = {PLAIN: ours(plain, params, raw), llm.resolved.drafter: ours(llm, params, raw)}
+        for dtype in against or []:
+            contenders[f"transformers {dtype}"] = transformers_generate(plain, dtype, raw)
+        figures = take_turns(
+            contenders, asked, max_tokens, repeats, lambda done, total: status.update(f"prompt {done} of {total}")
+        )
+        resolved = llm.describe()
+    report = {name: runs.to_json(figures[PLAIN]) for name, runs in figures.items()}
+    columns = ("", "tok/s", "ratio to plain", "least", "tau")
+    console.print(table("median ratios over prompts", columns, [_row(name, row) for name, row in report.items()]))
+    if as_json:
+        print_json({"figures": report, "resolved": resolved})
+    else:
+        write("; ".join(f"{name} {_line(name, figures)}" for name in figures) + "\n")
+
+
+def _row(name: str, row: dict[str, Any]) -> list[str]:
+    return [
+        name,
+        number(row["tokens_per_second"], 1),
+        *(number(row[k]) for k in ("ratio_to_plain", "least_ratio", "tau")),
+    ]
+
+
+def _line(name: str, figures: dict[str, Figures]) -> str:
+    rate = f"{figures[name].rate:.1f} tokens/s"
+    return rate if name == PLAIN else f"{rate} ({figures[name].ratio(figures[PLAIN]):.2f}x)"
