@@ -23,9 +23,9 @@ def generate(model: Model, prompt: Prompt, *, settings: Settings, raw: Raw = Fal
                 raise_failed(result)
             print_json(as_object([result.to_json() for result in results]))
         elif params.n > 1:
-            for result in llm.generate(text, params, raw=raw):
+            for sample, result in enumerate(llm.generate(text, params, raw=raw), start=1):
                 raise_failed(result)
-                write(f"[{result.seed}] {result.text}\n")
+                write(f"[{sample} of {params.n}] {result.text}\n")
                 notes().print(speed_line(result), style="dim", markup=False)
         else:
             result = stream(llm, text, params, raw)

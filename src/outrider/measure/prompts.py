@@ -98,8 +98,9 @@ def load_prompts(path: str | Path | None, limit: int | None = None) -> list[Prom
 def _parse(line: str, where: str, name: str) -> Prompt:
     try:
         row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{where} is not JSON ({error}): give one object a line") from error
+    except json.JSONDecodeError as error:
+        problem = f"{error.msg}, column {error.colno}"
+        raise ConfigError(f"{where} is not JSON ({problem}): give one object a line") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where} is no JSON object: give one with prompt, messages or turns")
     for key in ("question_id", "task_id", "id"):
