@@ -56,6 +56,7 @@ def test_version(run):
         (["generate", "m", "p", "--logit-bias", "7:1"], "ID=VALUE"),
         (["generate", "m", "p", "--logprobs-mode", "cooked"], "cooked"),
         (["generate", "m", ""], "the prompt is empty"),
+        (["generate", "m", "\udcff"], "not UTF-8"),
         (["check", "m", "--limit", "0"], "limit=0"),
         (["check", "m", "--drafter", "best"], "drafter='best'"),
         (["check", "m", "--prompts", "no/such.jsonl"], "no/such.jsonl"),

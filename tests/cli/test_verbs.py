@@ -103,6 +103,13 @@ def test_a_turn_that_fails_is_forgotten(run, engines, monkeypatch):
     assert [prompt for prompt, _, _ in engines[0].asked] == [[{"role": "user", "content": "good"}]]
 
 
+def test_chat_input_that_is_no_text_is_refused(run, engines, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
+    ran = run("chat", "m")
+    assert (ran.code, engines[0].closed) == (2, True)
+    assert "not UTF-8" in ran.err
+
+
 def test_check_json(run, engines, tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a"}\n{"turns": ["b", "c"]}\n{"prompt": "d"}\n')

@@ -46,6 +46,8 @@ def test_gzip_and_limit(tmp_path):
         ("[1]", "line 2 is no JSON object"),
         ('{"text": "a"}', "line 2 has no prompt"),
         ('{"prompt": ""}', "line 2 has no prompt"),
+        ('{"prompt": "half \\ud83d"}', "line 2 has no prompt"),
+        ("[" * 99999, "line 2 is not JSON"),
         ('{"turns": [1]}', "line 2 has no prompt"),
         ('{"messages": [{"role": "user"}]}', "line 2 has no prompt"),
     ],

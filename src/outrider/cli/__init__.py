@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -33,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Typer exports no name for the base of "no such option", "missing argument" and the like.
     usage_error: Any = typer.BadParameter.__bases__[0]
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a model may say what this terminal cannot show
+    if not all(_is_unicode(word) for word in words):
+        return _refuse("the command line is not UTF-8 text: set a UTF-8 locale, or give the prompt as `-`", words)
     try:
         # Not `app(words)`: that turns a broken pipe into exit code 1, which here means that texts differ.
         group: Any = typer.main.get_command(app)
@@ -53,8 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether no byte of the command line was left undecoded (Python keeps those as lone surrogates)."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _refuse(sentence: str, words: Sequence[str]) -> int:
     sys.stderr.write(f"outrider: {sentence}\n")
     if "--json" in words:
-        sys.stdout.write(json.dumps({"error": sentence}, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps({"error": sentence}) + "\n")
     return EXIT_REFUSED

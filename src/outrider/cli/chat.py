@@ -49,16 +49,22 @@ def chat(
 
 
 def _read() -> str | None:
-    """The next line of the user, or None at the end of input; a prompt is shown at a terminal only."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line.strip() if line else None
-    import readline  # noqa: F401  (gives `input` history and editing)
+    """The next line of the user, or None at the end of input; a prompt is shown at a terminal only.
 
+    Raises:
+        RequestError: for bytes that are not UTF-8.
+    """
     try:
+        if not sys.stdin.isatty():
+            line = sys.stdin.readline()
+            return line.strip() if line else None
+        import readline  # noqa: F401  (gives `input` history and editing)
+
         return input("> ").strip()
     except EOFError:
         return None
+    except UnicodeDecodeError as error:
+        raise RequestError("standard input is not UTF-8 text: convert it first") from error
 
 
 def _command(line: str, messages: list[dict[str, str]], opening: list[dict[str, str]]) -> list[dict[str, str]]:

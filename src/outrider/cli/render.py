@@ -23,8 +23,8 @@ def notes() -> Console:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object as one line; NaN is refused, since JSON has none."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+    """Print one JSON object as one line, in ASCII so that no terminal can spoil it; JSON has no NaN, so that raises."""
+    sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -98,8 +99,8 @@ def load_prompts(path: str | Path | None, limit: int | None = None) -> list[Prom
 def _parse(line: str, where: str, name: str) -> Prompt:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        problem = f"{error.msg}, column {error.colno}"
+    except (ValueError, RecursionError) as error:
+        problem = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ConfigError(f"{where} is not JSON ({problem}): give one object a line") from error
     if not isinstance(row, dict):
         raise ConfigError(f"{where} is no JSON object: give one with prompt, messages or turns")
@@ -117,13 +118,16 @@ def _parse(line: str, where: str, name: str) -> Prompt:
     raise ConfigError(f"{where} has no prompt (a text), messages (role and content) or turns (texts): add one of them")
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
+def _is_text(value: Any, empty: bool = False) -> bool:
+    """A string of whole characters: JSON can also write half of a surrogate pair, which no tokenizer takes."""
+    return isinstance(value, str) and (empty or value != "") and not re.search("[\ud800-\udfff]", value)
 
 
 def _are_messages(value: Any) -> bool:
     return (
         isinstance(value, list)
         and value != []
-        and all(isinstance(m, dict) and _is_text(m.get("role")) and isinstance(m.get("content"), str) for m in value)
+        and all(
+            isinstance(m, dict) and _is_text(m.get("role")) and _is_text(m.get("content"), empty=True) for m in value
+        )
     )
