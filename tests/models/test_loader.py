@@ -89,13 +89,14 @@ def test_an_alias_that_was_not_fetched():
     assert refusal("smollm2-135m-instruct").endswith("run `outrider fetch smollm2-135m-instruct`")
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "nothing.gguf", "smollm3", "a/b/c"])
+@pytest.mark.parametrize("name", ["", " ", "./nowhere", "/nowhere/at/all", "nothing.gguf", "smollm3", "a/b/c"])
 def test_a_model_that_is_not_there(name):
     assert "there is no model" in refusal(name)
 
 
-def test_a_hub_id_that_cannot_be_reached():
-    assert "the hub did not give it" in refusal("nobody/nothing")
+@pytest.mark.parametrize("name", ["nobody/nothing", "a b/c"])
+def test_a_hub_id_that_cannot_be_reached(name):
+    assert "the hub did not give it" in refusal(name)
 
 
 def test_unknown_dtype(folder):

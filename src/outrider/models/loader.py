@@ -150,7 +150,7 @@ def _locate(model: str, fetch: bool, progress: Progress | None) -> Source:
     elif path.is_file():
         read_header(path)
         return Source(model, None, path)
-    elif path.is_dir():
+    elif model and path.is_dir():
         folder = path
     elif path.is_absolute() or model.startswith((".", "~")) or model.endswith(".gguf") or model.count("/") != 1:
         raise ModelError(f"there is no model {model!r}: give {', '.join(ALIASES)}, a folder, a .gguf file or a hub id")
