@@ -1,0 +1,132 @@
+"""Paged attention against a dense softmax in float64, with trees, windows, caps and sinks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider.kernels.base import KeyIndex
+
+SLOTS, BLOCK = 1024, 16
+LENGTHS = [1, 2, 16, 17, 255, 256, 257, 300, 513]
+
+
+def make_keys() -> KeyIndex:
+    """Two requests over shuffled blocks; up to four last positions of a row lie in its own tail."""
+    generator = torch.Generator().manual_seed(3)
+    length = torch.tensor(LENGTHS, dtype=torch.int32)
+    tail = torch.randint(0, 5, length.shape, generator=generator, dtype=torch.int32)
+    return KeyIndex(
+        tables=torch.randperm(SLOTS // BLOCK - 4, generator=generator)[:60].view(2, 30).repeat(1, 2).int() + 4,
+        request=torch.randint(0, 2, length.shape, generator=generator, dtype=torch.int32),
+        linear=(length - tail).clamp(min=0),
+        tails=torch.randint(0, 4 * BLOCK, (len(length), 4), generator=generator, dtype=torch.int32),
+        length=length,
+        block_size=BLOCK,
+    )
+
+
+def row_keys(keys: KeyIndex, row: int) -> list[int]:
+    """The slots of a row's keys in position order, by the words of `KeyIndex`."""
+    slots = []
+    for x in range(int(keys.length[row])):
+        if x < keys.linear[row]:
+            slots.append(int(keys.tables[keys.request[row], x // BLOCK]) * BLOCK + x % BLOCK)
+        else:
+            slots.append(int(keys.tails[row, x - keys.linear[row]]))
+    return slots
+
+
+def dense(q, k_pages, v_pages, keys, scale, window=None, softcap=None, sinks=None):
+    """(T, Hq, D) float64, a row and a head at a time."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    group = q.shape[1] // k_pages.shape[1]
+    for row in range(q.shape[0]):
+        slots = row_keys(keys, row)[-window if window else 0 :]
+        for head in range(q.shape[1]):
+            k, v = (pages[slots, head // group].double() for pages in (k_pages, v_pages))
+            scores = k @ q[row, head].double() * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks[head : head + 1].double()])
+            weights = scores.softmax(0)
+            out[row, head] = weights[: len(slots)] @ v
+    return out
+
+
+def part_of(keys: KeyIndex, rows: list[int]) -> KeyIndex:
+    names = ("request", "linear", "tails", "length")
+    return replace(keys, **{name: getattr(keys, name)[rows].contiguous() for name in names})
+
+
+OPTIONS = [{}, {"window": 37}, {"softcap": 3.0}, {"window": 300, "sinks": True}]
+SHAPES = [
+    (6, 2, 64, torch.float32),
+    (6, 2, 64, torch.bfloat16),
+    (2, 2, 128, torch.float32),
+    (4, 1, 40, torch.bfloat16),
+    (2, 1, 3, torch.float32),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "causal")
+@pytest.mark.parametrize(("heads", "kv", "dim", "pages"), SHAPES)
+def test_attention_equals_a_dense_softmax(kernels, normal, heads, kv, dim, pages, options):
+    keys = make_keys()
+    q = normal(len(LENGTHS), heads, dim)
+    k_pages, v_pages = normal(SLOTS, kv, dim).to(pages), normal(SLOTS, kv, dim).to(pages)
+    options = {**options, **({"sinks": normal(heads)} if "sinks" in options else {})}
+    golden = dense(q, k_pages, v_pages, keys, dim**-0.5, **options)
+    out = kernels.attention(q, k_pages, v_pages, keys, dim**-0.5, **options)
+    torch.testing.assert_close(out.double(), golden, atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [64, 40])
+def test_a_row_has_the_same_bits_in_any_company(kernels, normal, dim):
+    """Neither the other rows, nor their lengths, nor longer tables and tails change a row."""
+    keys = make_keys()
+    q, k_pages, v_pages = normal(len(LENGTHS), 6, dim), normal(SLOTS, 2, dim), normal(SLOTS, 2, dim)
+    whole = kernels.attention(q, k_pages, v_pages, keys, 0.1)
+    for rows in ([0], [8], [8, 0, 4], [5, 5, 5], list(range(8, -1, -1))):
+        out = kernels.attention(q[rows], k_pages, v_pages, part_of(keys, rows), 0.1)
+        assert torch.equal(out, whole[rows])
+    wider = replace(keys, tails=torch.nn.functional.pad(keys.tails, (0, 3)))
+    assert torch.equal(kernels.attention(q, k_pages, v_pages, wider, 0.1), whole)
+
+
+def test_a_tree_node_has_the_bits_of_its_own_line(kernels, normal):
+    """The same keys, in a tail or in a table: where a key lies changes nothing."""
+    q, k_pages, v_pages = normal(1, 6, 64), normal(SLOTS, 2, 64), normal(SLOTS, 2, 64)
+    table = torch.arange(20, dtype=torch.int32)[None]
+    zero = torch.zeros(1, dtype=torch.int32)
+    line = KeyIndex(table, zero, zero + 290, zero[None], zero + 290, BLOCK)
+    far = torch.tensor([[700, 651, 990]], dtype=torch.int32)
+    for pages in (k_pages, v_pages):
+        pages[far[0].long()] = pages[287:290].clone()
+    tree = KeyIndex(table, zero, zero + 287, far, zero + 290, BLOCK)
+    assert torch.equal(
+        kernels.attention(q, k_pages, v_pages, line, 0.125), kernels.attention(q, k_pages, v_pages, tree, 0.125)
+    )
+
+
+def test_what_lies_in_unseen_slots_is_never_read(native, normal):
+    keys = make_keys()
+    q, k_pages, v_pages = normal(len(LENGTHS), 6, 64), normal(SLOTS, 2, 64), normal(SLOTS, 2, 64)
+    clean = native.attention(q, k_pages, v_pages, keys, 0.125, window=50)
+    seen = {slot for row in range(len(LENGTHS)) for slot in row_keys(keys, row)[-50:]}
+    unseen = [slot for slot in range(SLOTS) if slot not in seen]
+    k_pages[unseen] = v_pages[unseen] = torch.nan
+    assert torch.equal(native.attention(q, k_pages, v_pages, keys, 0.125, window=50), clean)
+
+
+def test_threads_change_no_bit(normal):
+    from tests.kernels.conftest import make
+
+    keys = make_keys()
+    q, k_pages, v_pages = normal(len(LENGTHS), 6, 64), normal(SLOTS, 2, 64), normal(SLOTS, 2, 64)
+    outs = [make("native", threads).attention(q, k_pages, v_pages, keys, 0.125) for threads in (1, 2, 5)]
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])

@@ -1,0 +1,96 @@
+"""The keyed draw: the same noise as its definition, the same token as float64, and its edges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.kernels import noise
+
+ROWS = 6
+
+
+def keyed(vocab: int):
+    generator = torch.Generator().manual_seed(5)
+    seeds = torch.tensor([0, 1, -1, 2**62, -(2**63), 12345678901234567])
+    samples = torch.tensor([0, 1, 2, 3, 0, 7], dtype=torch.int32)
+    positions = torch.tensor([0, 5, 100000, 2**31 - 1, 3, 4], dtype=torch.int32)
+    return torch.randn(ROWS, vocab, generator=generator) * 3, seeds, samples, positions
+
+
+def golden(logits, temperature, seeds, samples, positions):
+    """By definition, in float64; ties by Python's own order."""
+    g = noise.gumbel(seeds, samples, positions, logits.shape[1])
+    tokens = []
+    for row in range(logits.shape[0]):
+        values = logits[row].double()
+        if temperature[row] != 0:
+            values = values / temperature[row].double() + g[row]
+        listed = values.tolist()
+        tokens.append(listed.index(max(listed)))
+    return torch.tensor(tokens)
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2**31 + 5])
+def test_native_noise_is_the_defined_noise(native, stream):
+    _, seeds, samples, positions = keyed(1)
+    ours = native.gumbel(seeds, samples, positions, 1003, stream)
+    theirs = noise.gumbel(seeds, samples, positions, 1003, stream)
+    torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-11)
+    # exp(-exp(-g)) is the uniform that g came from, so equal words give it back.
+    uniform = noise.uniform(seeds, samples, positions, stream, 1003)
+    torch.testing.assert_close((-(-ours).exp()).exp(), uniform, atol=2.0**-34, rtol=0)
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 64, 1000, 9001])
+def test_draws_equal_the_definition(kernels, vocab):
+    logits, seeds, samples, positions = keyed(vocab)
+    for temperature in (0.0, 0.3, 1.0, 1.7):
+        warm = torch.full((ROWS,), temperature)
+        drawn = kernels.draw(logits, warm, seeds, samples, positions)
+        assert torch.equal(drawn, golden(logits, warm, seeds, samples, positions))
+
+
+def test_a_row_draws_the_same_in_any_company(kernels):
+    logits, seeds, samples, positions = keyed(5000)
+    warm = torch.tensor([0.0, 1.0, 0.7, 0.0, 2.0, 1.0])
+    whole = kernels.draw(logits, warm, seeds, samples, positions)
+    for rows in ([0], [3], [4, 1], [5, 4, 3, 2, 1, 0], [2] * 17):
+        drawn = kernels.draw(logits[rows], warm[rows], seeds[rows], samples[rows], positions[rows])
+        assert torch.equal(drawn, whole[rows])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_masks_ties_and_nan(kernels, temperature):
+    logits, seeds, samples, positions = keyed(5000)
+    warm = torch.full((ROWS,), temperature)
+    logits[0] = -torch.inf
+    logits[1] = -torch.inf
+    logits[1, 4321] = -7.0
+    logits[2, 4999] = torch.nan
+    logits[3] = torch.nan
+    logits[4] = -torch.inf
+    logits[4, [90, 4097]] = 1.0
+    drawn = kernels.draw(logits, warm, seeds, samples, positions).tolist()
+    assert drawn[0] == drawn[2] == drawn[3] == -1
+    assert drawn[1] == 4321
+    assert drawn[4] == (90 if temperature == 0 else golden(logits, warm, seeds, samples, positions)[4])
+    assert drawn[5] == golden(logits, warm, seeds, samples, positions)[5], "neighbours are unchanged"
+
+
+@pytest.mark.parametrize("first", [0, 3, 15, 16, 63, 64, 4095, 4096, 8190])
+def test_greedy_ties_go_to_the_lowest_id(kernels, first):
+    logits = torch.zeros(1, 9001)
+    logits[0, [first, first + 1, first + 17, 9000]] = 2.5
+    zero = torch.zeros(1, dtype=torch.int32)
+    assert kernels.draw(logits, torch.zeros(1), zero.long(), zero, zero).tolist() == [first]
+
+
+def test_a_logit_too_low_to_win_without_noise_wins_with_it(kernels):
+    """Over many positions the draw follows the law: tokens of probability 0.75 and 0.25."""
+    rows = 1000
+    logits = torch.tensor([[0.75, 0.25]]).log().repeat(rows, 1)
+    seeds, positions = torch.full((rows,), 9), torch.arange(rows, dtype=torch.int32)
+    drawn = kernels.draw(logits, torch.ones(rows), seeds, torch.zeros_like(positions), positions)
+    share = float(drawn.double().mean())
+    assert abs(share - 0.25) < 4 * (0.25 * 0.75 / rows) ** 0.5

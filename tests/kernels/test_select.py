@@ -1,0 +1,67 @@
+"""Which kernels are chosen, what a machine without a compiler is told, and that the self-test can fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.errors import KernelError
+from outrider.kernels import build, select, self_test
+from outrider.kernels.plain import PlainKernels
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def no_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "compilers", list)
+    return tmp_path
+
+
+def test_every_kernel_keeps_the_contract(kernels):
+    outcomes = self_test(kernels)
+    assert {outcome.kernel for outcome in outcomes} >= {"linear q4", "linear float32", "attention bfloat16", "draw"}
+    assert [outcome for outcome in outcomes if not outcome.passed] == []
+
+
+def test_the_self_test_finds_a_row_that_minds_its_neighbours():
+    class Leaky(PlainKernels):
+        def rms_norm(self, x, weight, eps, out=None):
+            return super().rms_norm(x, weight, eps, out) + 1e-6 * x.shape[0]
+
+    failed = [outcome for outcome in self_test(Leaky(CPU)) if not outcome.passed]
+    assert [outcome.kernel for outcome in failed] == ["rms_norm"]
+    assert "width 2" in failed[0].detail
+
+
+def test_plain_and_devices():
+    assert select("plain", CPU).name == "plain"
+    with pytest.raises(KernelError, match="kernels='plain'"):
+        select("native", torch.device("cuda"))
+
+
+def test_without_a_compiler_auto_is_plain_and_native_says_what_to_do(no_compiler):
+    assert select("auto", CPU).name == "plain"
+    with pytest.raises(KernelError, match="install a C\\+\\+ compiler"):
+        select("native", CPU)
+
+
+def test_a_failing_compiler_leaves_nothing_behind(no_compiler, monkeypatch):
+    monkeypatch.setattr(build, "compilers", lambda: [["false"]])
+    with pytest.raises(KernelError, match="did not compile"):
+        select("native", CPU)
+    assert list(no_compiler.rglob("*.so")) == []
+    assert list(no_compiler.rglob("*.building")) == []
+
+
+def test_the_cache_knows_sources_flags_and_compiler(monkeypatch, tmp_path):
+    command = build.compilers()[0] if build.compilers() else pytest.skip("no compiler is installed here")
+    here = build._fingerprint(command, ["-O3"])
+    assert here == build._fingerprint(command, ["-O3"])
+    assert here != build._fingerprint(command, ["-O2"])
+    changed = tmp_path / "cpu"
+    changed.mkdir()
+    (changed / "kernels.cpp").write_text("// other")
+    monkeypatch.setattr(build, "SOURCES", changed)
+    assert here != build._fingerprint(command, ["-O3"])
