@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,11 @@ class FakeDelta:
     result: FakeResult | None = None
 
 
+class FakeTokenizer:
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(str, ids))
+
+
 class FakeResolved:
     dtype, device, kernels, drafter, exactness = "float32", "cpu", "plain", "ngram", "seed"
     notes = ("the context is cut to 64",)
@@ -73,6 +78,7 @@ class FakeLLM:
     asked: list[tuple[Any, SamplingParams, bool]] = field(default_factory=list)
     closed: bool = False
     resolved: FakeResolved = field(default_factory=FakeResolved)
+    tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
 
     @property
     def drafter(self) -> str:

@@ -84,7 +84,7 @@ def _run(llm: Any, prompt: str, params: SamplingParams, console: Console) -> Run
     started = time.perf_counter()
     result = None
     for delta in llm.stream(prompt, params):
-        write_delta(console, delta)
+        write_delta(console, delta, llm.tokenizer.decode)
         result = delta.result or result
     seconds = time.perf_counter() - started
     console.print("\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,9 +34,12 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_delta(console: Console, delta: Any) -> None:
-    """Show one piece of a stream; a piece that holds accepted guesses is coloured, the rest is plain."""
-    console.print(Text(delta.text, style=GUESSED if delta.num_accepted else ""), end="", soft_wrap=True)
+def write_delta(console: Console, delta: Any, decode: Callable[[Sequence[int]], str]) -> None:
+    """Show one piece of a stream, its accepted guesses coloured; they come first, the target's own token last."""
+    guessed = decode(delta.token_ids[: delta.num_accepted]) if delta.num_accepted else ""
+    # Where a character straddles the border, or a stop string cut the text, the pieces do not add up: colour it all.
+    split = len(guessed) if delta.text.startswith(guessed) else len(delta.text)
+    console.print(Text.assemble((delta.text[:split], GUESSED), delta.text[split:]), end="", soft_wrap=True)
 
 
 def speed_line(result: Any) -> str:
