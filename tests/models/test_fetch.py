@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -287,3 +288,25 @@ def test_two_at_once(shop):
     assert folders == [shop.root / "tiny"] * 2
     assert len(set(makers)) == 1
     assert shop.leftovers() == []
+
+
+def test_progress_counts_while_files_come_and_go(tmp_path):
+    """pip makes and takes away folders while their bytes are counted for the progress bar."""
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            for number in range(20):
+                (tmp_path / f"{number}").mkdir()
+                (tmp_path / f"{number}" / "part").write_bytes(b"12345")
+            for number in range(20):
+                shutil.rmtree(tmp_path / f"{number}")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        counts = [fetching._bytes_under(tmp_path) for _ in range(300)]
+    finally:
+        stop.set()
+        thread.join()
+    assert all(0 <= count <= 100 for count in counts)

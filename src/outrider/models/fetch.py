@@ -208,10 +208,12 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _bytes_under(folder: Path) -> int:
+    """Bytes of all files below; what pip takes away while they are counted is not there."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 
