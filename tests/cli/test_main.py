@@ -58,6 +58,8 @@ def test_version(run):
         (["generate", "m", ""], "the prompt is empty"),
         (["generate", "m", "\udcff"], "not UTF-8"),
         (["check", "m", "--limit", "0"], "limit=0"),
+        (["check", "m", "--temperature", "-1"], "temperature=-1"),
+        (["check", "m", "--max-tokens", "0"], "max_tokens=0"),
         (["check", "m", "--drafter", "best"], "drafter='best'"),
         (["check", "m", "--prompts", "no/such.jsonl"], "no/such.jsonl"),
         (["check", "m", "--acceptance", "rejection"], "--temperature 0"),

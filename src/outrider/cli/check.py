@@ -15,6 +15,7 @@ from outrider.measure.lossless import Comparison, Report
 from outrider.measure.lossless import check as compare
 from outrider.measure.prompts import load_prompts
 from outrider.registry import DRAFTERS, READ_BY
+from outrider.request import SamplingParams
 
 
 @takes(EngineConfig)
@@ -41,10 +42,11 @@ def check(
     `--drafter all` takes every drafter in turn.
     """
     temperatures = temperature or [0.0, 1.0]
-    if settings.engine.get("acceptance", "match") != "match" and any(temperatures):
-        raise ConfigError(
-            "acceptance='rejection' promises the same law, not the same text: check it at --temperature 0"
-        )
+    acceptance = settings.engine.get("acceptance", "match")
+    if acceptance != "match" and any(temperatures):
+        raise ConfigError(f"acceptance={acceptance!r} promises no same text but the same law: check at --temperature 0")
+    for value in temperatures:
+        SamplingParams(temperature=value, max_tokens=max_tokens, seed=seed)  # refused now, not after loading
     asked = load_prompts(prompts, limit)
     wanted = settings.engine.get("drafter", "auto")
     engines = {name: _settings_for(name, settings.engine) for name in (DRAFTERS if wanted == "all" else [wanted])}

@@ -172,6 +172,7 @@ def check(
                     comparisons.append(comparison)
             finally:
                 llm.close()
+                del llm  # gives its memory back before the next engine plans its own
     finally:
         plain.close()
     return Report(tuple(comparisons))
