@@ -42,9 +42,7 @@ def convert(packed: Path, folder: Path, progress: Callable[[int, int], None]) ->
             module.generation_config.save_pretrained(folder)
             _save(module, folder)
     except (ValueError, KeyError, ImportError, OSError) as error:
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # Transformers raises some without a number
+        if isinstance(error, OSError) and error.errno is not None:  # Transformers raises some without a number
             raise
         raise ModelError(f"{packed.name}: Transformers cannot read this GGUF file ({error})") from error
     progress(3, 3)
