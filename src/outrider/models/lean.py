@@ -148,6 +148,7 @@ class LeanModel:
         """
         depth = self.spec.num_layers if num_layers is None else num_layers
         num_rows = tokens.shape[0]
+        assert int(positions.max()) < self.spec.max_positions  # a table is read there without a check
         buffers = self._room(num_rows)
         x = self._embedding.lookup(tokens, out=None if buffers.x is None else buffers.x[:num_rows])
         recording = self._recording(pages, buffers)

@@ -63,7 +63,7 @@ int outrider_run(const Op* ops, int64_t count, const Batch* batch, int threads) 
     if (!scratch) return 1;
     auto member = [&](int thread) {
         const Place place{thread, threads, scratch};
-        work(phases, [&](const Op& op, int phase, Range range) { run(op, *batch, phase, range, place); });
+        work(phases, thread, [&](const Op& op, int phase, Range range) { run(op, *batch, phase, range, place); });
     };
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(team)

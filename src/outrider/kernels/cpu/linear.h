@@ -232,13 +232,11 @@ struct LinearOp {
     }
 
     Plan plan(const Batch& batch, int threads) const {
-        const int64_t tiles = (n + 15) / 16;
-        int64_t grain = Plan::spread(tiles, threads);
+        const int64_t rows = batch.rows, tiles = (n + 15) / 16, products = rows * n * k;
+        int64_t grain = Plan::spread(tiles, threads, products);
         if (grain < 2) grain = 2;
-        const int64_t products = batch.rows * n * k;
         if (!quantised()) return {{tiles, 0}, {grain, 1}, 0, products};
-        return {
-            {batch.rows, tiles}, {Plan::spread(batch.rows, threads), grain}, quantised_bytes(batch.rows, k), products};
+        return {{rows, tiles}, {Plan::spread(rows, threads, rows * k * 8), grain}, quantised_bytes(rows, k), products};
     }
 
     void run(const Batch& batch, int phase, Range range, const Place& place) const {

@@ -38,6 +38,11 @@ struct Range {
 
 inline size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+/// Work below which waking a second thread costs more than it brings; how many threads run changes no bit.
+constexpr int64_t kAlone = 1 << 18;
+/// The least work of one share, about two microseconds.
+constexpr int64_t kShare = 1 << 14;
+
 /// How one operation is cut: one phase or two, each of independent pieces that are handed out `grain` at a time.
 struct Plan {
     int64_t pieces[2];
@@ -46,17 +51,16 @@ struct Plan {
     int64_t work;    // roughly, in multiply-adds
 
     static Plan rows(int64_t count, int threads, int64_t work, size_t scratch = 0) {
-        return {{count, 0}, {spread(count, threads), 1}, scratch, work};
+        return {{count, 0}, {spread(count, threads, work), 1}, scratch, work};
     }
-    /// Several pieces a thread, so that one that is late or slow leaves its share to the others.
-    static int64_t spread(int64_t count, int threads) {
-        const int64_t grain = count / (int64_t(threads) * 8);
+    /// Pieces to hand out at a time: several shares a thread, so that a late or slow one leaves its part to the others,
+    /// but none so small that handing it out costs more than doing it.
+    static int64_t spread(int64_t count, int threads, int64_t work) {
+        const int64_t fair = count / (int64_t(threads) * 8), least = (count * kShare + work) / (work + 1);
+        const int64_t grain = fair > least ? fair : least;
         return grain > 1 ? grain : 1;
     }
 };
-
-/// Work below which waking a second thread costs more than it brings; how many threads run changes no bit.
-constexpr int64_t kAlone = 1 << 18;
 
 /// Where a piece runs: the thread's number and the memory that an operation's phases share.
 struct Place {
@@ -76,14 +80,15 @@ struct alignas(64) Phase {
     Phase(const Phase& other) : Phase(other.op, other.index, other.pieces, other.grain) {}
 };
 
-/// Works through the phases in order beside the other threads of a team.
+/// Works through the phases in order beside the other threads of a team; what is one share is thread 0's.
 ///
 /// A phase is over when its pieces are done, not when every thread has met: a thread that the system has put to sleep
 /// delays the others only while it holds a piece.
 template <class Run>
-void work(std::vector<Phase>& phases, Run&& run) {
+void work(std::vector<Phase>& phases, int thread, Run&& run) {
     for (Phase& phase : phases) {
-        while (phase.next.load(std::memory_order_relaxed) < phase.pieces) {
+        const bool mine = thread == 0 || phase.pieces > phase.grain;
+        while (mine && phase.next.load(std::memory_order_relaxed) < phase.pieces) {
             const int64_t begin = phase.next.fetch_add(phase.grain, std::memory_order_relaxed);
             if (begin >= phase.pieces) break;
             const int64_t end = begin + phase.grain < phase.pieces ? begin + phase.grain : phase.pieces;
