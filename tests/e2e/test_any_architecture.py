@@ -1,0 +1,148 @@
+"""The whole engine over tiny random models of many architectures: same text with every drafter, on every device here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider import LLM, SamplingParams
+from outrider.errors import ConfigError, ModelError
+from outrider.registry import DRAFTERS
+from tests.models.tiny import VOCAB, make_module, make_tokenizer
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+NAMES = [
+    "mistral",
+    "gpt_oss",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen3", "gemma2", "gpt2", "opt", "mixtral")),
+    pytest.param("deepseek_v3", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tiny models: waking a second thread costs more than it brings."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def save(folder: Path, name: str = "llama", dtype: torch.dtype = torch.float32, vocab: int = VOCAB, **settings) -> str:
+    """A folder with random weights and a tokenizer of `vocab` words."""
+    make_module(name, dtype, **settings).save_pretrained(folder)
+    make_tokenizer(vocab).save_pretrained(folder)
+    return str(folder)
+
+
+def open_llm(model: str, **settings) -> LLM:
+    return LLM(model, **{"num_slots": 2048, "threads": 1, "max_context": 96, **settings})
+
+
+def prompts(count: int = 3) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, 40, (5 + 9 * i,), generator=generator).tolist() for i in range(count)]
+
+
+PARAMS = [
+    SamplingParams(max_tokens=10, logprobs=1),
+    SamplingParams(max_tokens=10, logprobs=1, temperature=1.0, seed=3, top_p=0.9, frequency_penalty=0.5),
+]
+
+
+def texts(llm: LLM, params: SamplingParams) -> list:
+    asked = [[*prompt, *prompt[:4]] for prompt in prompts()]  # so that a lookup has something to find
+    batch = llm.generate(asked, params, raw=True)
+    alone = [llm.generate([prompt], params, raw=True)[0] for prompt in asked]
+    assert [r.error for r in batch] == [None] * len(asked)
+    assert [(r.token_ids, r.logprobs) for r in alone] == [(r.token_ids, r.logprobs) for r in batch]
+    return [(r.token_ids, r.logprobs) for r in batch]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_drafter_gives_the_plain_text(tmp_path, name: str, dtype: torch.dtype, device: str) -> None:
+    model = save(tmp_path, name, dtype)
+    plain = open_llm(model, drafter="none", device=device)
+    assert plain.resolved.exactness == "seed"
+    expected = [texts(plain, params) for params in PARAMS]
+    for drafter in DRAFTERS:
+        llm = open_llm(model, drafter=drafter, device=device, depth=3, width=2, adaptive=False, self_test=False)
+        assert [texts(llm, params) for params in PARAMS] == expected, drafter
+
+
+@pytest.mark.parametrize("kernels", ["native", "plain"])
+def test_both_kernel_sets_serve_the_lean_way(tmp_path, kernels: str) -> None:
+    model = save(tmp_path)
+    plain = open_llm(model, drafter="none", kernels=kernels)
+    guessed = open_llm(model, drafter="small_model", kernels=kernels, depth=3, adaptive=False)
+    assert plain.resolved.way == "lean"
+    assert [texts(plain, params) for params in PARAMS] == [texts(guessed, params) for params in PARAMS]
+
+
+def test_padded_vocabularies_of_one_tokenizer_work(tmp_path) -> None:
+    """Fault 24: embeddings of 128 rows, 100 words; the drafter's are padded otherwise. No id of the padding appears."""
+    target = save(tmp_path / "target", vocab=100)
+    small = save(tmp_path / "small", vocab=100, vocab_size=112, num_hidden_layers=1)
+    params = SamplingParams(max_tokens=30, temperature=5.0, seed=0, n=8)
+    plain = open_llm(target, drafter="none").generate(prompts(), params, raw=True)
+    settings = {"depth": 3, "width": 2, "adaptive": False, "self_test": False}
+    guessed = open_llm(target, drafter_model=small, **settings).generate(prompts(), params, raw=True)
+    assert [r.token_ids for r in plain] == [r.token_ids for r in guessed]
+    assert max(token for r in plain for token in r.token_ids) < 100
+
+
+def test_a_foreign_tokenizer_is_refused_by_its_first_differing_id(tmp_path) -> None:
+    """Fault 25."""
+    target = save(tmp_path / "target")
+    foreign = save(tmp_path / "small")
+    file = Path(foreign) / "tokenizer.json"
+    file.write_text(re.sub(r'"w57"', '"other"', file.read_text()))
+    with pytest.raises(ModelError, match="id 57"):
+        open_llm(target, drafter_model=foreign)
+
+
+def test_a_drafter_at_chance_is_stopped_by_the_probe(tmp_path) -> None:
+    """Fault 34: a model of the same vocabulary that was trained for something else."""
+    target = save(tmp_path / "target")
+    module = make_module("llama", num_hidden_layers=1)
+    with torch.no_grad():
+        # It always says word 99, whatever it reads; the target, as random as it is, hardly ever does.
+        module.lm_head.weight.zero_()
+        module.model.norm.weight.zero_()
+        module.lm_head.weight[99] = 0
+    module.save_pretrained(tmp_path / "small")
+    make_tokenizer().save_pretrained(tmp_path / "small")
+    with pytest.raises(ConfigError, match="chance"):
+        open_llm(target, drafter_model=str(tmp_path / "small"))
+
+
+def test_settings_that_would_do_nothing_are_refused(tmp_path) -> None:
+    model = save(tmp_path)
+    for settings, words in (
+        ({"drafter": "ngram", "drafter_model": model}, "drafter_model"),
+        ({"drafter": "ngram", "exit_layers": 1}, "exit_layers"),
+        ({"drafter": "early_exit", "exit_layers": 3}, "3 layers"),
+        ({"max_context": 97}, "96 positions"),
+        ({"detph": 3}, "did you mean 'depth'"),
+        ({"drafter": "n-gram"}, "did you mean 'ngram'"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            open_llm(model, **settings)
+
+
+def test_small_memory_and_many_requests_change_no_text(tmp_path) -> None:
+    """Requests lose their slots and start again; every text equals its solo run (faults 16, 26, 27)."""
+    model = save(tmp_path)
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=2)
+    asked = [prompt for prompt in prompts(4) for _ in range(3)]
+    roomy = open_llm(model, drafter="none").generate(asked, params, raw=True)
+    tight = open_llm(model, drafter="small_model", depth=4, num_slots=160, max_context=96, max_rows=24)
+    assert [r.token_ids for r in tight.generate(asked, params, raw=True)] == [r.token_ids for r in roomy]
