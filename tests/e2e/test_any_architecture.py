@@ -1,4 +1,4 @@
-"""The whole engine over tiny random models of many architectures: same text with every drafter, on every device here."""
+"""The whole engine over tiny random models of many architectures: same text with every drafter and device."""
 
 from __future__ import annotations
 
