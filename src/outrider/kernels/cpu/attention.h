@@ -80,32 +80,31 @@ inline void find_slots(const Batch& batch, int64_t row, Range at, int32_t* slots
                                          : tail[x - linear];
 }
 
-/// The scores of one head, then their weights; returns the sum of weights and leaves the largest score in `top`.
-/// Keys are taken sixteen at a time, the last sixteen filled up with repetitions of the last key.
+/// Scores of sixteen keys against one query.
 template <class W, int C>
-inline float weigh(const AttentionOp& op, const float* q, const W* keys, const int32_t* slots, int64_t count,
-                   float* scores, float* top) {
+inline f32x16 score(const AttentionOp& op, const float* q, const W* keys, const int32_t* slots) {
     const int64_t stride = op.kv * op.dim, chunks = C ? C : op.padded / 16;
-    f32x16 best = splat(-INFINITY), total = splat(0.0f);
-    for (int64_t i = 0; i < count; i += 16) {
-        f32x16 dots[16];
+    f32x16 dots[16];
 #pragma GCC unroll 16
-        for (int lane = 0; lane < 16; ++lane) {
-            const W* key = keys + slots[i + lane] * stride;
-            f32x16 acc = splat(0.0f);
+    for (int lane = 0; lane < 16; ++lane) {
+        const W* key = keys + slots[lane] * stride;
+        f32x16 acc = splat(0.0f);
 #pragma GCC unroll 8
-            for (int64_t c = 0; c < chunks; ++c) {
-                const f32x16 part = C ? load_wide(key + 16 * c) : load_part(key + 16 * c, op.dim - 16 * c);
-                acc = fma(load<f32x16>(q + 16 * c), part, acc);
-            }
-            dots[lane] = acc;
+        for (int64_t c = 0; c < chunks; ++c) {
+            const f32x16 part = C ? load_wide(key + 16 * c) : load_part(key + 16 * c, op.dim - 16 * c);
+            acc = fma(load<f32x16>(q + 16 * c), part, acc);
         }
-        f32x16 s = sum16(dots) * splat(op.scale);
-        if (op.softcap != 0) s = splat(op.softcap) * tanh(s / splat(op.softcap));
-        best = max(s, best);
-        store(scores + i, s);
+        dots[lane] = acc;
     }
+    const f32x16 s = sum16(dots) * splat(op.scale);
+    return op.softcap != 0 ? splat(op.softcap) * tanh(s / splat(op.softcap)) : s;
+}
+
+/// Scores to weights in place; returns their sum and leaves the largest score in `top`.
+inline float soften(float* scores, int64_t count, float* top) {
+    f32x16 best = splat(-INFINITY), total = splat(0.0f);
     for (int64_t i = count; i < (count + 15) / 16 * 16; ++i) scores[i] = -INFINITY;
+    for (int64_t i = 0; i < count; i += 16) best = max(load<f32x16>(scores + i), best);
     *top = largest(best);
     for (int64_t i = 0; i < count; i += 16) {
         const f32x16 p = exp(load<f32x16>(scores + i) - splat(*top));
@@ -115,12 +114,14 @@ inline float weigh(const AttentionOp& op, const float* q, const W* keys, const i
     return sum(total);
 }
 
+/// out += weights times values of `count` keys, in their order.
 template <class W, int C>
-inline void gather_values(const AttentionOp& op, const float* weights, const W* values, const int32_t* slots,
-                          int64_t count, float* out) {
+inline void add_values(const AttentionOp& op, const float* weights, const W* values, const int32_t* slots,
+                       int64_t count, float* out) {
     const int64_t stride = op.kv * op.dim;
     if constexpr (C > 0) {
-        f32x16 acc[C] = {};
+        f32x16 acc[C];
+        for (int c = 0; c < C; ++c) acc[c] = load<f32x16>(out + 16 * c);
         for (int64_t i = 0; i < count; ++i) {
             const f32x16 p = splat(weights[i]);
 #pragma GCC unroll 8
@@ -129,7 +130,7 @@ inline void gather_values(const AttentionOp& op, const float* weights, const W* 
         for (int c = 0; c < C; ++c) store(out + 16 * c, acc[c]);
     } else {
         for (int64_t c = 0; c < op.padded; c += 16) {
-            f32x16 acc = splat(0.0f);
+            f32x16 acc = load<f32x16>(out + c);
             for (int64_t i = 0; i < count; ++i)
                 acc = fma(load_part(values + slots[i] * stride + c, op.dim - c), splat(weights[i]), acc);
             store(out + c, acc);
@@ -137,24 +138,31 @@ inline void gather_values(const AttentionOp& op, const float* weights, const W* 
     }
 }
 
-/// One block of one row's key head, for all query heads that share it.
+/// One block of one row's key head, for all query heads that share it; keys and values are taken a few at a time for
+/// every head in turn, so that they are read from the nearest cache.
 template <class W, int C>
 inline void attend(const AttentionOp& op, const Batch& batch, int64_t row, int64_t head, Range at, const Work& work,
                    float* result) {
     const int64_t count = at.end - at.begin, group = op.group;
     find_slots(batch, row, at, work.slots);
+    // The last sixteen are filled up with repetitions of the last key, whose scores are then struck out.
     for (int64_t i = count; i < (count + 15) / 16 * 16; ++i) work.slots[i] = work.slots[count - 1];
     const W* keys = (const W*)op.k_pages + head * op.dim;
     const W* values = (const W*)op.v_pages + head * op.dim;
     float *top = result + group * op.padded, *sums = top + group;
-    for (int64_t g = 0; g < group; ++g) {
-        float* q = work.queries + g * op.padded;
-        for (int64_t c = 0; c < op.dim; c += 16)
-            store(q + c, load_floats(op.q + row * op.ldq + (head * group + g) * op.dim + c, op.dim - c));
-        sums[g] = weigh<W, C>(op, q, keys, work.slots, count, work.scores + g * kBlock, top + g);
-    }
     for (int64_t g = 0; g < group; ++g)
-        gather_values<W, C>(op, work.scores + g * kBlock, values, work.slots, count, result + g * op.padded);
+        for (int64_t c = 0; c < op.dim; c += 16)
+            store(work.queries + g * op.padded + c,
+                  load_floats(op.q + row * op.ldq + (head * group + g) * op.dim + c, op.dim - c));
+    for (int64_t i = 0; i < count; i += 16)
+        for (int64_t g = 0; g < group; ++g)
+            store(work.scores + g * kBlock + i, score<W, C>(op, work.queries + g * op.padded, keys, work.slots + i));
+    for (int64_t g = 0; g < group; ++g) sums[g] = soften(work.scores + g * kBlock, count, top + g);
+    std::memset(result, 0, size_t(group * op.padded) * 4);
+    for (int64_t i = 0; i < count; i += 32)
+        for (int64_t g = 0; g < group; ++g)
+            add_values<W, C>(op, work.scores + g * kBlock + i, values, work.slots + i, count - i < 32 ? count - i : 32,
+                             result + g * op.padded);
 }
 
 /// running <- running + fresh, both rescaled to the larger of their largest scores.
