@@ -113,6 +113,16 @@ def test_a_model_that_looks_at_its_neighbours_is_found_out():
     target = make_target(module)
     module.model.layers[1].mlp.register_forward_hook(lambda _m, _i, out: out + 1e-3 * out.mean())
     found = probe(target, None)
+    # Alone in its pass a row has no neighbours: slow, and exact.
+    assert (found.fixed_width, found.exactness, found.report.rows_varied) == (1, "seed", 0)
+    assert len(found.notes) == 1
+
+
+def test_a_model_that_does_not_repeat_itself_serves_the_law_only():
+    module = make_module("llama")
+    target = make_target(module)
+    module.model.layers[1].mlp.register_forward_hook(lambda _m, _i, out: out + 1e-3 * torch.rand(()))
+    found = probe(target, None)
     assert found.exactness == "distribution"
     assert found.report.rows_varied > 0
     assert "only the law" in found.notes[-1]
