@@ -27,7 +27,7 @@ from outrider.errors import ConfigError
 from outrider.models.batch import BatchBuilder
 from outrider.models.loader import load
 from outrider.models.target import Target
-from outrider.registry import DRAFTERS
+from outrider.registry import DRAFTERS, READ_BY
 
 DEFAULT_DRAFTER = "ngram"
 """Needs no weights, no memory and no training, and is silent where it has nothing to say."""
@@ -204,19 +204,18 @@ def _refuse(config: EngineConfig, target: Target) -> None:
         raise ConfigError(
             f"max_context={config.max_context} exceeds the model's {target.max_positions} positions: lower it"
         )
-    if config.drafter_model is not None and config.drafter not in ("small_model", "auto"):
-        raise ConfigError(f"drafter_model is read by the drafter small_model, not by {config.drafter!r}: leave one out")
-    if config.exit_layers is not None and config.drafter != "early_exit":
-        raise ConfigError(f"exit_layers is read by the drafter early_exit, not by {config.drafter!r}: leave one out")
 
 
 def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> Drafter | None:
     name = config.drafter
+    if name == "auto":
+        name = READ_BY["drafter_model"] if config.drafter_model else DEFAULT_DRAFTER
+        reasons["drafter"] = "a drafter model is named" if config.drafter_model else "needs no weights and no memory"
+    for setting, reader in READ_BY.items():
+        if getattr(config, setting) is not None and name != reader:
+            raise ConfigError(f"{setting} is read by the drafter {reader}, not by {name!r}: leave one out")
     if name == "none":
         return None
-    if name == "auto":
-        name = "small_model" if config.drafter_model else DEFAULT_DRAFTER
-        reasons["drafter"] = "a drafter model is named" if config.drafter_model else "needs no weights and no memory"
     drafter: Drafter = DRAFTERS[name](Workshop(target, config))
     return drafter
 
