@@ -81,6 +81,7 @@ inline f32x16 restore(const i32x16 (&dot)[2], const f32x16 (&sums)[2], const Rou
 }
 
 constexpr int32_t kOnes = 0x01010101;
+constexpr int64_t kAhead = 2048;  // bytes to prefetch ahead: hardware prefetchers stop at every 4 KiB page
 
 /// One tile of 4-bit weights against R rows; `acc[r]` += row r.
 template <int R>
@@ -96,6 +97,7 @@ inline void q4_tile(const uint8_t* w, const Quantised& q, int64_t row, int64_t k
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
             const i32x16 both = load<i32x16>(w + 64 * j);
+            __builtin_prefetch(w + kAhead + 80 * j);
             const i32x16 low = both & mask, high = (both >> 4) & mask;
             ones[0] = dot4<true>(ones[0], low, kOnes);
             ones[1] = dot4<true>(ones[1], high, kOnes);
@@ -132,6 +134,7 @@ inline void q8_tile(const uint8_t* w, const Quantised& q, int64_t row, int64_t k
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
             const i32x16 b = load<i32x16>(w + 64 * j);
+            __builtin_prefetch(w + kAhead + 64 * j);
             ones[j / 4] = dot4<false>(ones[j / 4], b, kOnes);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) dot[r][j / 4] = dot4<false>(dot[r][j / 4], b, quad(x + r * k + 4 * j));
