@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,6 +187,10 @@ class LLM:
                     yield Delta(emission.text, emission.tokens, emission.num_accepted, result)
         finally:
             self.engine.abort(request)
+
+    def always_guessing(self, depth: int = 4) -> AbstractContextManager[None]:
+        """For tests of exactness: within this block every decode pass guesses, whether that pays or not."""
+        return self.engine.always_guessing(depth)
 
     def encode(self, prompt: Prompt, raw: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt; a text or messages go through the chat template where there is one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +106,9 @@ class FakeLLM:
             tally,
             rows,
         )
+
+    def always_guessing(self) -> Any:
+        return nullcontext()
 
     def generate(self, prompts: Any, params: Any = None, raw: bool = False) -> list[FakeResult]:
         many = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], dict)) else prompts

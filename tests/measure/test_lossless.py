@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,9 @@ class Engine:
     spoil: Any
     runs: list[tuple[str, int]] = field(default_factory=list)
     closed: bool = False
+
+    def always_guessing(self) -> Any:
+        return nullcontext()
 
     def generate(self, prompts: Any, params: Any, raw: bool = False) -> list[Result]:
         many = [prompts] if isinstance(prompts, str) else prompts

@@ -85,12 +85,21 @@ def _settings_for(drafter: str, engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(report: Report, console: Any, as_json: bool) -> None:
-    columns = ("drafter", "temperature", "compared", "differing", "guesses", "tau", "plain tok/s", "tok/s", "ratio")
+    columns = (
+        "drafter",
+        "temperature",
+        "compared",
+        "differing",
+        "guesses",
+        "in batch",
+        "tau",
+        "plain tok/s",
+        "tok/s",
+        "ratio",
+    )
     console.print(table("speculative against plain", columns, [_row(c) for c in report.comparisons]))
-    idle = {c.drafter for c in report.comparisons if not c.tally.drafted} - {"none"}
-    if idle:
-        console.print(f"{', '.join(sorted(idle))} guessed nothing, since it did not pay: force it with", end=" ")
-        console.print("--no-adaptive --depth 4", style="bold")
+    if any(not c.tally.drafted for c in report.comparisons):
+        console.print("where guessing does not pay, control leaves it off alone; the batched runs guess in every cycle")
     if as_json:
         print_json(report.to_json())
         return
@@ -105,4 +114,12 @@ def _show(report: Report, console: Any, as_json: bool) -> None:
 
 def _row(c: Comparison) -> list[str]:
     figures = (number(c.tally.tau), number(c.plain_rate, 1), number(c.rate, 1), number(c.ratio))
-    return [c.drafter, str(c.temperature), str(c.compared), str(c.differing), str(c.tally.drafted), *figures]
+    return [
+        c.drafter,
+        str(c.temperature),
+        str(c.compared),
+        str(c.differing),
+        str(c.tally.drafted),
+        str(c.batch_tally.drafted),
+        *figures,
+    ]

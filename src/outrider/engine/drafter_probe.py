@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.control.depth import Control
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
 from outrider.request import Request, SamplingParams
@@ -31,17 +30,15 @@ def probe_drafter(engine: Engine) -> DrafterProbe:
     Raises:
         ConfigError: where the guesses are no better than chance.
     """
-    control = engine.control
-    engine.control = Control(control.cost, DEPTH, width=1, adaptive=False)
     room = engine.scheduler.max_context // 2
     # Ids from the middle of the vocabulary are words in every tokenizer, and mean as much to one model as to another.
     middle = engine.target.vocab_size // 2
     prompt = tuple(range(middle, middle + min(8, room)))
     request = Request(PROBE_ID, prompt, SamplingParams(), seed=0, limit=min(NUM_TOKENS, room))
     engine.add(request)
-    while not request.is_finished:
-        engine.step()
-    engine.control = control
+    with engine.always_guessing(DEPTH):
+        while not request.is_finished:
+            engine.step()
     tally = request.tally
     if request.error is not None:
         raise ConfigError(f"the start-up probe failed ({request.error}): check the weights of both models")

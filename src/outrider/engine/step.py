@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outrider.cache.ledger import Ledger
@@ -86,6 +87,16 @@ class Engine:
         if not request.is_finished:
             self._finish(request, FinishReason.ABORT)
             self._forget(request)
+
+    @contextmanager
+    def always_guessing(self, depth: int) -> Iterator[None]:
+        """For tests of exactness: every decode pass guesses `depth` levels, whether that pays or not."""
+        chosen = self.control
+        self.control = Control(chosen.cost, depth if self.drafter else 0, chosen.width, adaptive=False)
+        try:
+            yield
+        finally:
+            self.control = chosen
 
     def step(self) -> tuple[list[Emission], Record]:
         """One cycle for all running requests: what each delivered, and what it cost."""

@@ -46,7 +46,8 @@ class Comparison:
     Attributes:
         compared: prompts compared; one that differs alone, in a batch or in both counts once in `differing`.
         refusals: why a prompt was refused by all runs alike (longer than the context, say); not in `compared`.
-        tally: pooled over the speculative solo runs. tokens, seconds (of the clock): solo runs, plain and speculative.
+        tally: pooled over the speculative solo runs, whose depth control chooses. batch_tally: over the batched ones,
+            which guess in every cycle. tokens, seconds (of the clock): solo runs, plain and speculative.
     """
 
     drafter: str
@@ -56,6 +57,7 @@ class Comparison:
     refusals: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
+    batch_tally: Tally = field(default_factory=Tally)
     plain_tokens: int = 0
     plain_seconds: float = 0.0
     tokens: int = 0
@@ -87,6 +89,11 @@ class Comparison:
             "drafted": self.tally.drafted,
             "accepted": self.tally.accepted,
             "tau": self.tally.tau,
+            "batch": {
+                "drafted": self.batch_tally.drafted,
+                "accepted": self.batch_tally.accepted,
+                "tau": self.batch_tally.tau,
+            },
             "plain_tokens_per_second": self.plain_rate,
             "tokens_per_second": self.rate,
             "ratio": self.ratio,
@@ -222,8 +229,12 @@ def _compare(
     together = [entry for entry in kept if not any(isinstance(result, _Refused) for result in entry[2:])]
     batches: dict[str, list[Any]] = {}
     for name, engine in (("none", plain), (into.drafter, llm)):
-        batches[name] = engine.generate([p.content for p, *_ in together], [w for _, w, *_ in together], raw=raw)
+        # Alone, control may find that guessing does not pay, and nothing is put to the test; here it must guess.
+        with engine.always_guessing():
+            batches[name] = engine.generate([p.content for p, *_ in together], [w for _, w, *_ in together], raw=raw)
         yield 1
+    for result in batches[into.drafter]:
+        into.batch_tally.add(result.tally)
     places = {id(entry): place for place, entry in enumerate(together)}
     for entry in kept:
         prompt, wanted, expected, result = entry
