@@ -286,7 +286,7 @@ class LLM:
             seed=request.seed,
             exactness=self.engine.target.exactness if params.temperature == 0 else resolved.exactness,
             prompt_tokens=len(request.prompt),
-            cached_tokens=request.num_cached,
+            cached_tokens=request.num_cached or 0,
             logprobs=None if params.logprobs is None else tuple(request.logprobs),
             prompt_logprobs=None if params.prompt_logprobs is None else tuple(request.prompt_logprobs),
             tally=request.tally,

@@ -181,6 +181,7 @@ class Request:
         prompt: prompt token ids. output: delivered completion token ids.
         end_ids: tokens that end it (the model's own unless ignore_eos, and stop_token_ids).
         limit: at most this many completion tokens (max_tokens, cut to the context).
+        num_cached: prompt tokens whose keys were there when it was first admitted; None before.
     """
 
     id: int
@@ -196,7 +197,7 @@ class Request:
     phase: Phase = Phase.WAITING
     finish_reason: FinishReason | None = None
     error: Exception | None = None
-    num_cached: int = 0
+    num_cached: int | None = None
     tally: Tally = field(default_factory=Tally)
 
     @property

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.errors import NumericsError
 from outrider.kernels.noise import gumbel
 from outrider.registry import DRAFTERS
-from outrider.request import FinishReason, SamplingParams
+from outrider.request import FinishReason, Phase, SamplingParams
 from tests import toy
 
 
@@ -194,3 +194,53 @@ def test_rejection_rule_through_the_engine_follows_the_law(drafter: str, width: 
                 rest_o += counts[a, b]
                 rest_e += chance
     assert chisquare([*observed, rest_o], [*expected, rest_e]).pvalue > 1e-3
+
+
+def test_an_end_inside_an_accepted_run_leaves_as_much_cached_as_plain_decoding() -> None:
+    """Faults 14 and 33: the next turn's cached count, wherever the last turn was cut."""
+    for seed in range(40):
+        prompt, counts = prompts(1, seed)[0], []
+        for drafter in ("none", "small_model"):
+            engine = toy.make_engine(drafter, depth=5)
+            first = toy.make_request(0, prompt, SamplingParams(max_tokens=30), ends=[4, 7, 9])
+            toy.run(engine, [first])
+            second = toy.make_request(1, [*prompt, *first.output, 3, 1], SamplingParams(max_tokens=3))
+            toy.run(engine, [second])
+            counts.append(second.num_cached)
+        assert counts[0] == counts[1], seed
+
+
+@pytest.mark.parametrize("drafter", ["none", "small_model"])
+def test_preemption_changes_no_count_and_no_prompt_logprob(drafter: str) -> None:
+    params = SamplingParams(max_tokens=40, prompt_logprobs=1, logprobs=1)
+    outcomes = []
+    for blocks in (400, 30):
+        engine = toy.make_engine(drafter, depth=3, blocks=blocks, block_size=4, max_rows=16)
+        requests = [toy.make_request(i, prompt, params) for i, prompt in enumerate(prompts(4, seed=9))]
+        toy.run(engine, requests)
+        outcomes.append([(r.output, r.logprobs, r.prompt_logprobs, r.num_cached) for r in requests])
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_request_preempted_within_its_prompt_does_not_count_its_own_keys_as_cached() -> None:
+    engine = toy.make_engine(blocks=20, block_size=2, max_rows=6)
+    params = SamplingParams(max_tokens=12)
+    requests = [toy.make_request(i, prompt, params) for i, prompt in enumerate([[1, 2], [5] * 20])]
+    for request in requests:
+        engine.add(request)
+    for _ in range(2):
+        engine.step()
+    assert requests[1].phase is Phase.RUNNING
+    assert not requests[1].output
+    engine.scheduler._preempt(requests[1])
+    toy.run(engine, [])
+    assert [request.num_cached for request in requests] == [0, 0]
+
+
+def test_nan_where_prompt_logprobs_were_asked_fails_that_request_alone() -> None:
+    engine = toy.make_engine("ngram", target=toy.ToyTarget(fail_on=22))
+    good = toy.make_request(0, [1, 2, 3], SamplingParams(max_tokens=12))
+    bad = toy.make_request(1, [1, 22, 3], SamplingParams(max_tokens=12, prompt_logprobs=1))
+    toy.run(engine, [good, bad])
+    assert isinstance(bad.error, NumericsError)
+    assert good.output == plain_text([1, 2, 3], SamplingParams(max_tokens=12), [])[: len(good.output)]

@@ -48,3 +48,11 @@ def deliver(
     if text is not None and over:
         text.finish()
     return Emission(request, delivered, len(delivered) - 1, text.take(final=over) if text is not None else "")
+
+
+def fail(request: Request, error: Exception, text: TextStream | None) -> Emission:
+    """End a request that cannot go on; what it said before stays, with the text that was held back."""
+    request.error, request.finish_reason = error, FinishReason.ERROR
+    if text is not None:
+        text.finish()
+    return Emission(request, (), 0, text.take(final=True) if text is not None else "")

@@ -125,7 +125,7 @@ class Scheduler:
             self.waiting.popleft()
             reuse = request.params.prompt_logprobs is None or bool(request.output)
             cached = self.ledger.open(key_of(request), request.tokens(0, request.num_tokens), reuse)
-            if not request.output:
+            if request.num_cached is None:  # after a preemption it would find its own keys
                 request.num_cached = cached
             request.phase = Phase.RUNNING
             self.running.append(request)

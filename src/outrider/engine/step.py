@@ -12,7 +12,7 @@ from outrider.cache.pages import Pages
 from outrider.control.depth import Control
 from outrider.drafters.base import Ask, Drafter
 from outrider.engine import account
-from outrider.engine.ends import Emission, deliver
+from outrider.engine.ends import Emission, deliver, fail
 from outrider.engine.scheduler import Plan, Scheduler, Work, key_of
 from outrider.engine.text import TextStream
 from outrider.errors import OutriderError
@@ -118,11 +118,11 @@ class Engine:
         """Verify, commit what was accepted, and deliver it token by token."""
         began = time.perf_counter()
         verdicts = self._verify(flight)
-        self._commit(flight, verdicts)
-        emissions = [
-            self._settle(work, verdict, flight, index)
-            for index, (work, verdict) in enumerate(zip(flight.plan.works, verdicts, strict=True))
-        ]
+        emissions = [self._settle(verdict, flight, index) for index, verdict in enumerate(verdicts)]
+        self._commit(flight, verdicts, emissions)
+        for emission in emissions:
+            if emission.request.finish_reason is not None:
+                self._finish(emission.request, emission.request.finish_reason)
         if self.drafter:
             commits = [(emission.request, len(emission.tokens)) for emission in emissions]
             self.drafter.observe(flight.batch, flight.output, commits)
@@ -136,7 +136,8 @@ class Engine:
 
     def _begin(self, plan: Plan) -> None:
         for request in plan.admitted:
-            request.prompt_logprobs.clear()  # a prompt that starts again tells them again
+            if not request.output:
+                request.prompt_logprobs.clear()  # a prompt that starts again tells them again
         if self.drafter:
             for request in plan.preempted:
                 self.drafter.end(request)
@@ -195,44 +196,48 @@ class Engine:
             verdicts[index] = verdict
         return verdicts
 
-    def _commit(self, flight: Flight, verdicts: Sequence[Verdict | OutriderError | None]) -> None:
-        """Lengths move; an accepted path is compacted in the target's stack where it is not in line already."""
+    def _commit(
+        self, flight: Flight, verdicts: Sequence[Verdict | OutriderError | None], emissions: Sequence[Emission]
+    ) -> None:
+        """Lengths move; an accepted path is compacted in the target's stack where it is not in line already.
+
+        The last delivered token stays without keys even where it was a guess (an end cut the path), so that the next
+        prompt finds as much cached as plain decoding leaves behind.
+        """
         source: list[int] = []
         target: list[int] = []
-        for work, verdict in zip(flight.plan.works, verdicts, strict=True):
+        for work, verdict, emission in zip(flight.plan.works, verdicts, emissions, strict=True):
             key, stop = key_of(work.request), work.start + work.num_rows
-            known = work.request.tokens(0, stop)
             if isinstance(verdict, Verdict):
-                for place, node in enumerate(verdict.path):
+                for place, node in enumerate(verdict.path[: emission.num_accepted]):
                     if place != node:
                         source.append(work.node_slots[node])
                         target.append(work.node_slots[place])
-                known += verdict.tokens[:-1]
-            self.ledger.commit(key, known, len(known))
+            committed = stop + emission.num_accepted
+            self.ledger.commit(key, work.request.tokens(0, committed), committed)
             if work.budget.nodes and self.drafter and self.drafter.needs.stack:
                 self.ledger.saw(key, self.drafter.name, stop)
         self.pages.compact(source, target)
 
-    def _settle(self, work: Work, verdict: Verdict | OutriderError | None, flight: Flight, index: int) -> Emission:
+    def _settle(self, verdict: Verdict | OutriderError | None, flight: Flight, index: int) -> Emission:
         """Deliver what the verdict holds; one bad request fails alone."""
-        request = work.request
-        if _tells_prompt(work):
-            self._tell_prompt(work, flight.output, flight.starts[index])
-        if verdict is None:
-            return Emission(request, (), 0)
-        if isinstance(verdict, OutriderError):
-            request.error = verdict
-            self._finish(request, FinishReason.ERROR)
-            return Emission(request, (), 0)
-        rows = None
-        if request.params.logprobs is not None:
-            root, tree = self._root_row(flight, index), flight.trees[index]
-            logits = flight.output.logits[root : root + len(tree) + 1]
-            rows = logprobs.of_verdict(self._contexts[request.id], tree, verdict, logits, len(verdict.tokens))
-        emission = deliver(request, verdict.tokens, rows, self._texts.get(request.id))
-        if request.finish_reason is not None:
-            self._finish(request, request.finish_reason)
-        return emission
+        work = flight.plan.works[index]
+        request, text = work.request, self._texts.get(work.request.id)
+        try:
+            if _tells_prompt(work):
+                self._tell_prompt(work, flight.output, flight.starts[index])
+            if verdict is None:
+                return Emission(request, (), 0)
+            if isinstance(verdict, OutriderError):
+                raise verdict
+            rows = None
+            if request.params.logprobs is not None:
+                root, tree = self._root_row(flight, index), flight.trees[index]
+                logits = flight.output.logits[root : root + len(tree) + 1]
+                rows = logprobs.of_verdict(self._contexts[request.id], tree, verdict, logits, len(verdict.tokens))
+        except OutriderError as error:
+            return fail(request, error, text)
+        return deliver(request, verdict.tokens, rows, text)
 
     def _tell_prompt(self, work: Work, output: TargetOutput, start: int) -> None:
         """Log-probabilities of the prompt's tokens; row i of the logits tells of token i + 1."""
