@@ -48,7 +48,9 @@ def doctor(
         with session(model, settings.engine) as llm:
             report["model"] = llm.describe()
             lines = llm.resolved.lines()
-            report["numerics"] = numerics(llm, settings.engine, [llm.encode(text.content) for text in texts])
+            # As they stand: a chat template, the same in every text, would count once a text.
+            ids = [llm.encode(text.content, raw=True) for text in texts]
+            report["numerics"] = numerics(llm, settings.engine, ids)
     if as_json:
         print_json(report)
         return
