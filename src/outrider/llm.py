@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.config import EngineConfig
+from outrider.engine.ends import Emission
 from outrider.engine.resolve import Resolved, assemble
 from outrider.engine.step import Engine
 from outrider.engine.text import TextStream
@@ -133,6 +135,7 @@ class LLM:
         self.engine, self.resolved = assemble(self.config)
         self.tokenizer = self.engine.target.tokenizer
         self._ids = itertools.count()
+        self._inboxes: dict[int, deque[Emission]] = {}  # of streams that are being read
 
     def generate(
         self,
@@ -159,33 +162,39 @@ class LLM:
             for request in self._requests(self.encode(prompt, raw), param)
         ]
         streams = [self._stream_of(request) if request.params.stop else None for request in requests]
-        for request, stream in zip(requests, streams, strict=True):
-            self.engine.add(request, stream)
         try:
+            for request, stream in zip(requests, streams, strict=True):
+                self.engine.add(request, stream)
             while any(not request.is_finished for request in requests):
-                self.engine.step()
+                self._step()
         finally:
             for request in requests:
                 self.engine.abort(request)
         return [self._result(request, stream) for request, stream in zip(requests, streams, strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, raw: bool = False) -> Iterator[Delta]:
-        """One prompt's text as it comes, a delta a cycle; closing the iterator early frees its slots."""
+        """One prompt's text as it comes, a delta a cycle; closing the iterator early frees its slots.
+
+        Several streams, and calls of `generate` beside them, share their passes: nobody misses what another's step
+        brought.
+        """
         params = params or SamplingParams()
         if params.n != 1:
             raise RequestError(f"n={params.n} cannot be streamed: stream one sample, or use generate")
         (request,) = self._requests(self.encode(prompt, raw), params)
         stream = self._stream_of(request)
         self.engine.add(request, stream)
+        inbox = self._inboxes[request.id] = deque()
         try:
-            while not request.is_finished:
-                emissions, _ = self.engine.step()
-                for emission in emissions:
-                    if emission.request is not request:
-                        continue
-                    result = self._result(request, stream) if request.is_finished else None
-                    yield Delta(emission.text, emission.tokens, emission.num_accepted, result)
+            while inbox or not request.is_finished:
+                if not inbox:
+                    self._step()
+                    continue
+                emission = inbox.popleft()
+                result = self._result(request, stream) if request.is_finished and not inbox else None
+                yield Delta(emission.text, emission.tokens, emission.num_accepted, result)
         finally:
+            del self._inboxes[request.id]
             self.engine.abort(request)
 
     def always_guessing(self, depth: int = 4) -> AbstractContextManager[None]:
@@ -229,6 +238,13 @@ class LLM:
         """Give up what still runs; memory returns with the object."""
         for request in (*self.engine.scheduler.running, *self.engine.scheduler.waiting):
             self.engine.abort(request)
+
+    def _step(self) -> None:
+        emissions, _ = self.engine.step()
+        for emission in emissions:
+            inbox = self._inboxes.get(emission.request.id)
+            if inbox is not None:
+                inbox.append(emission)
 
     def _apply(self, messages: list[dict[str, str]]) -> list[int]:
         try:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.errors import ConfigError, ModelError
+from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.registry import DRAFTERS
 from tests.models.tiny import VOCAB, make_module, make_tokenizer
 
@@ -136,6 +136,29 @@ def test_settings_that_would_do_nothing_are_refused(tmp_path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             open_llm(model, **settings)
+
+
+def test_a_refused_request_leaves_none_of_its_call_behind(tmp_path) -> None:
+    llm = open_llm(save(tmp_path), drafter="ngram", self_test=False)
+    with pytest.raises(RequestError, match="logit_bias"):
+        llm.generate(prompts(2), [SamplingParams(), SamplingParams(logit_bias={VOCAB: 1.0})], raw=True)
+    assert llm.engine.scheduler.is_idle
+
+
+def test_streams_that_share_their_passes_miss_nothing(tmp_path) -> None:
+    llm = open_llm(save(tmp_path), drafter="small_model", depth=3, adaptive=False, self_test=False)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    whole = llm.generate(prompts(2), params, raw=True)
+    streams = [llm.stream(prompt, params, raw=True) for prompt in prompts(2)]
+    deltas = [[next(stream)] for stream in streams]
+    llm.generate([[5, 6]], SamplingParams(max_tokens=30, ignore_eos=True), raw=True)  # both streams end within
+    for stream, taken, expected in zip(streams, deltas, whole, strict=True):
+        taken += stream
+        assert "".join(delta.text for delta in taken) == expected.text
+        assert [delta.result for delta in taken[:-1]] == [None] * (len(taken) - 1)
+        assert taken[-1].result is not None
+        assert taken[-1].result.token_ids == expected.token_ids
+    assert llm.engine.ledger.pool.num_held == 0
 
 
 def test_small_memory_and_many_requests_change_no_text(tmp_path) -> None:
