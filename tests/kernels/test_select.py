@@ -55,6 +55,37 @@ def test_a_failing_compiler_leaves_nothing_behind(no_compiler, monkeypatch):
     assert list(no_compiler.rglob("*.building")) == []
 
 
+def test_a_damaged_library_is_built_anew_and_never_loaded(monkeypatch, tmp_path):
+    """A truncated one would end the process with a bus error, not with an exception."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && echo library > "$2"; shift; done\n')
+    compiler.chmod(0o755)
+    monkeypatch.setattr(build, "compilers", lambda: [[str(compiler)]])
+    library = build.build()
+    assert build.build() == library
+    library.write_text("libr")
+    assert build.build() == library
+    assert library.read_text() == "library\n"
+    assert [path.name for path in library.parent.iterdir()] == [library.name]
+
+
+def test_a_cache_that_cannot_be_written_is_named_and_not_the_compiler(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "compilers", lambda: [["true"]])
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
+    with pytest.raises(KernelError, match=r"cannot be written .*: set OUTRIDER_CACHE"):
+        select("native", CPU)
+    assert select("auto", CPU).name == "plain"
+
+
+def test_a_compiler_variable_that_is_no_command_is_named(monkeypatch):
+    monkeypatch.setenv("CXX", 'g++ "')
+    with pytest.raises(KernelError, match="CXX="):
+        select("native", CPU)
+    assert select("auto", CPU).name == "plain"
+
+
 def test_the_cache_knows_sources_flags_and_compiler(monkeypatch, tmp_path):
     command = build.compilers()[0] if build.compilers() else pytest.skip("no compiler is installed here")
     here = build._fingerprint(command, ["-O3"])

@@ -21,12 +21,20 @@ FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "
 """Never -ffast-math, which lets a compiler reorder sums; no contraction, so that only written fusions are made."""
 
 _REMEDY = "install a C++ compiler (g++ or clang++, or `pip install ziglang`), or choose kernels='plain'"
+_ROOM = "set OUTRIDER_CACHE to another folder, or choose kernels='plain'"
 _SECONDS = 300
 
 
 def compilers() -> list[list[str]]:
-    """Compiler commands to try, best first: `$CXX`, then what is on the path, then the one in the package ziglang."""
-    found = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else []
+    """Compiler commands to try, best first: `$CXX`, then what is on the path, then the one in the package ziglang.
+
+    Raises:
+        KernelError: if `$CXX` cannot be read as a command.
+    """
+    try:
+        found = [shlex.split(os.environ["CXX"])] if os.environ.get("CXX") else []
+    except ValueError as error:
+        raise KernelError(f"CXX={os.environ['CXX']!r} is no command ({error}): {_REMEDY}") from error
     found += [[path] for name in ("c++", "g++", "clang++") if (path := shutil.which(name))]
     if importlib.util.find_spec("ziglang"):
         found.append([sys.executable, "-m", "ziglang", "c++"])
@@ -39,7 +47,7 @@ def build(target: tuple[str, ...] = ("-march=native",)) -> Path:
     target: the flags that choose the instruction set.
 
     Raises:
-        KernelError: if no compiler is there or none succeeds.
+        KernelError: if no compiler is there or none succeeds, or the cache folder cannot be written.
     """
     commands = compilers()
     if not commands:
@@ -52,17 +60,23 @@ def build(target: tuple[str, ...] = ("-march=native",)) -> Path:
                 return _build_with(command, [*FLAGS, *target, *threading])
             except (OSError, subprocess.SubprocessError) as error:
                 said = str(getattr(error, "stderr", "") or error).strip()
+    if "No space left" in said:
+        raise KernelError(f"no space is left to compile the native kernels: free some, or {_ROOM}")
     last = said.splitlines()[-1] if said else "it said nothing"
     raise KernelError(f"the native kernels did not compile ({last}): {_REMEDY}")
 
 
 def _build_with(command: list[str], flags: list[str]) -> Path:
-    library = cache_folder() / "kernels" / f"cpu-{_fingerprint(command, flags)}.so"
-    if library.is_file():
-        return library
-    library.parent.mkdir(parents=True, exist_ok=True)
-    # Built beside its place and renamed: two processes may build at once, and a killed one leaves nothing to load.
-    handle, name = tempfile.mkstemp(dir=library.parent, suffix=".building")
+    folder, stem = cache_folder() / "kernels", f"cpu-{_fingerprint(command, flags)}"
+    for library in folder.glob(f"{stem}-*.so"):
+        if library.name == _name(stem, library):  # one that was damaged would take the process down with it
+            return library
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Built beside its place and renamed: two processes may build at once, and a killed one leaves nothing to load.
+        handle, name = tempfile.mkstemp(dir=folder, suffix=".building")
+    except OSError as error:
+        raise KernelError(f"{folder} cannot be written ({error.strerror}): {_ROOM}") from error
     os.close(handle)
     try:
         subprocess.run(
@@ -72,10 +86,16 @@ def _build_with(command: list[str], flags: list[str]) -> Path:
             text=True,
             timeout=_SECONDS,
         )
+        library = folder / _name(stem, Path(name))
         os.replace(name, library)
     finally:
         Path(name).unlink(missing_ok=True)
     return library
+
+
+def _name(stem: str, library: Path) -> str:
+    """A library's file name ends in the checksum of its contents."""
+    return f"{stem}-{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so"
 
 
 def _fingerprint(command: list[str], flags: list[str]) -> str:
