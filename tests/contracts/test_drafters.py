@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from outrider.drafters.base import Ask
+from outrider.errors import RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import SamplingParams
+from outrider.sampling.automaton import TokenAutomaton
 from outrider.tree import DraftTree
 from tests import toy
 
@@ -106,6 +108,39 @@ def test_a_drafter_lags_and_catches_up(name: str) -> None:
         toy.run(engine, asked)
         rates.append(sum(r.tally.accepted for r in asked) / sum(r.tally.drafted for r in asked))
     assert rates[1] == pytest.approx(rates[0], abs=0.15)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_prefix_that_a_plain_request_left_is_caught_up_with(name: str) -> None:
+    """No stale keys: after it, guesses are as good as over a prefix that the drafter saw itself."""
+    rates = []
+    for plain in (True, False):
+        engine = toy.make_engine(name, depth=4)
+        prompt = [(7 * i) % toy.VOCAB for i in range(30)]
+        first = SamplingParams(max_tokens=8, temperature=1.0, seed=3, speculation=not plain)
+        toy.run(engine, [toy.make_request(0, prompt, first)])
+        asked = [
+            toy.make_request(i, [*prompt, i], SamplingParams(max_tokens=40, temperature=1.0, seed=i)) for i in (1, 2)
+        ]
+        toy.run(engine, asked)
+        assert all(request.num_cached == 28 for request in asked)
+        rates.append(sum(r.tally.accepted for r in asked) / max(1, sum(r.tally.drafted for r in asked)))
+    assert rates[0] == rates[1]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+def test_a_grammar_that_names_a_foreign_token_fails_its_own_request_alone(
+    name: str, width: int, acceptance: str
+) -> None:
+    automaton = TokenAutomaton(0, {0: {5: 1}, 1: {6: 2}, 2: {toy.VOCAB: 0, 3: 0}})
+    engine = toy.make_engine(name, depth=4, width=width, acceptance=acceptance)
+    bad = toy.make_request(0, [1, 2], SamplingParams(temperature=1.0, max_tokens=9, automaton=automaton))
+    good = toy.make_request(1, [1, 2], SamplingParams(max_tokens=9))
+    toy.run(engine, [bad, good])
+    assert (bad.output, type(bad.error)) == ([5, 6], RequestError)
+    assert len(good.output) == 9
 
 
 @pytest.mark.parametrize("name", ALL)

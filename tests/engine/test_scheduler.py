@@ -106,6 +106,24 @@ def test_decoding_goes_before_prompts_and_prompts_come_in_chunks() -> None:
     assert [work.draws for work in plan.works] == [True, False]
 
 
+def test_guesses_leave_everyone_a_row() -> None:
+    """However much the first ones may guess, nobody waits until they are over."""
+    scheduler, rng = make(blocks=200, max_rows=8), random.Random(0)
+    for number in range(5):
+        scheduler.add(ask(number, 1, limit=50))
+    apply(scheduler, scheduler.plan({}), rng)
+    scheduler.add(ask(5, 30))
+    plan = scheduler.plan({number: Budget(6, 1, 6) for number in range(5)})
+    assert [(work.num_rows, work.budget.nodes) for work in plan.works] == [
+        (1, 2),
+        (1, 0),
+        (1, 0),
+        (1, 0),
+        (1, 0),
+        (1, 0),
+    ]
+
+
 def test_guesses_shrink_before_anyone_is_preempted() -> None:
     scheduler = make(blocks=4, needs=Needs())
     rng = random.Random(0)

@@ -1,5 +1,6 @@
 """Verdicts of whole batches: each request as if alone, errors where they belong, and not a call too many."""
 
+import math
 import random
 
 import pytest
@@ -123,8 +124,21 @@ def test_nan_fails_its_request_and_no_other(acceptance, where, params):
     assert after.tokens[0] < 12
     if where == "not reached":
         assert verdict == clean
+    elif where == "reached" and reached:  # the next cycle starts there and fails
+        assert verdict == Verdict((), clean.tokens[:1])
     else:
         assert isinstance(verdict, NumericsError)
+
+
+@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "logit_bias": {3: -math.inf}}])
+def test_what_was_said_before_a_row_without_a_law_is_delivered(acceptance, params):
+    """Fault 11, below the root: as many tokens as plain decoding says before it fails; the next cycle fails."""
+    rows = torch.full((3, 12), -1000.0)
+    rows[0, 1] = rows[1, 2] = 1000.0
+    rows[2] = torch.nan
+    chain, context = DraftTree.chain([1, 2]), Context(make(**params), 12)
+    assert verify([chain], rows, [context], DrawKernels(), acceptance) == [Verdict((0,), (1, 2))]
 
 
 @pytest.mark.parametrize("acceptance", ["match", "rejection"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.errors import RequestError
 from outrider.kernels.base import Kernels
 from outrider.kernels.noise import gumbel
 from outrider.sampling.context import Row
@@ -33,7 +34,7 @@ def matching(logits: Tensor, rows: Sequence[Row], width: int, kernels: Kernels) 
         return [[Candidate(token, 0.0)] if token >= 0 else [] for token in _draw(logits, rows, kernels)]
     found: list[list[Candidate]] = []
     for row_logits, row in zip(logits, rows, strict=True):
-        weights = warp(row_logits, row)
+        weights = _weights(row_logits, row)
         if explain(weights) is not None:
             found.append([])
             continue
@@ -56,15 +57,23 @@ def matching(logits: Tensor, rows: Sequence[Row], width: int, kernels: Kernels) 
 
 def draft_law(logits: Tensor, row: Row) -> Tensor | None:
     """The drafter's law at a row under the request's own sampling: (V,) float32; None where there is none."""
-    weights = warp(logits, row)
+    weights = _weights(logits, row)
     if explain(weights) is not None:
         return None
     return law(weights, row.context.temperature).to(torch.float32)
 
 
+def _weights(logits: Tensor, row: Row) -> Tensor:
+    """As `warp`; nothing can be drawn where the request is at fault, which the target's own draw will tell it."""
+    try:
+        return warp(logits, row)
+    except RequestError:
+        return torch.full_like(logits, -math.inf)
+
+
 def _draw(logits: Tensor, rows: Sequence[Row], kernels: Kernels) -> list[int]:
     if any(row.context.warps(row.position) for row in rows):
-        logits = torch.stack([warp(row_logits, row) for row_logits, row in zip(logits, rows, strict=True)])
+        logits = torch.stack([_weights(row_logits, row) for row_logits, row in zip(logits, rows, strict=True)])
     device = logits.device
     tokens: list[int] = kernels.draw(
         logits,

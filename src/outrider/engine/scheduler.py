@@ -86,20 +86,23 @@ class Scheduler:
         works: list[Work] = []
         preempted: list[Request] = []
         rows = self.max_rows
+        spare = rows - len(self.running)  # guesses leave everyone a row
         for request in sorted(self.running, key=lambda r: self.num_pending(r) > 1):  # stable: decoding first
             if request.phase is not Phase.RUNNING or rows == 0:
                 continue
-            work = self._fit(request, budgets.get(request.id, NO_GUESS), rows)
+            budget = budgets.get(request.id, NO_GUESS)
+            work = self._fit(request, budget, rows, spare)
             while work is None:
                 victim = self._victim(request, works)
                 self._preempt(victim)
                 preempted.append(victim)
                 if victim is request:
                     break
-                work = self._fit(request, budgets.get(request.id, NO_GUESS), rows)
+                work = self._fit(request, budget, rows, spare)
             if work is not None:
                 works.append(work)
                 rows -= work.num_rows + work.budget.nodes
+                spare -= work.budget.nodes
         # One that was admitted and preempted in the same breath never began.
         began = tuple(r for r in admitted if r not in preempted)
         return Plan(tuple(works), began, tuple(r for r in preempted if r not in admitted))
@@ -132,8 +135,9 @@ class Scheduler:
             admitted.append(request)
         return admitted
 
-    def _fit(self, request: Request, budget: Budget, rows: int) -> Work | None:
-        """Hold slots for this request's next rows, guessing less where memory or rows are short; None: no slots."""
+    def _fit(self, request: Request, budget: Budget, rows: int, spare: int) -> Work | None:
+        """Hold slots for this request's next rows (at most `rows` known tokens or `spare` guesses), guessing less where
+        memory is short; None: no slots."""
         key = key_of(request)
         span = self.ledger[key]
         pending = request.num_tokens - span.committed
@@ -144,7 +148,7 @@ class Scheduler:
                 return None
             draws = count == pending
             return Work(request, span.committed, count, draws, is_cycle=draws and bool(request.output))
-        for allowed in (self._clamp(request, budget, rows), NO_GUESS):
+        for allowed in (self._clamp(request, budget, spare), NO_GUESS):
             scratch = self.needs.num_scratch(allowed.depth, allowed.width)
             if self.ledger.reserve(key, span.committed + 1 + allowed.nodes + scratch):
                 first = span.committed + 1
@@ -153,11 +157,11 @@ class Scheduler:
                 return Work(request, span.committed, 1, True, True, allowed, nodes, rest)
         return None
 
-    def _clamp(self, request: Request, budget: Budget, rows: int) -> Budget:
-        """No guess past the request's limit or the context, and no more nodes than rows are left."""
+    def _clamp(self, request: Request, budget: Budget, spare: int) -> Budget:
+        """No guess past the request's limit or the context, and no more nodes than rows are spare."""
         room = min(request.limit - len(request.output), self.max_context - request.num_tokens) - 1
         depth = min(budget.depth, max(0, room))
-        nodes = min(budget.nodes, rows - 1)
+        nodes = min(budget.nodes, spare)
         return Budget(depth, budget.width, nodes) if depth and nodes > 0 else NO_GUESS
 
     def _victim(self, request: Request, works: list[Work]) -> Request:

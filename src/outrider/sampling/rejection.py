@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from outrider.errors import OutriderError
 from outrider.kernels.noise import Purpose, scalars, stream
 from outrider.tree import ROOT, DraftTree, Verdict
 
@@ -29,11 +30,20 @@ def verify_rejection(
         law: the target's law at a node (or `ROOT`): (V,) float64, summing to 1; asked only for nodes reached.
         uniforms: N uniforms in (0, 1), by node.
         pick: draws a token at a node from (V,) float64 weights that sum to 1.
+
+    Raises:
+        OutriderError: from `law` at the root.
     """
     path: list[int] = []
     node = ROOT
     while True:
-        p = law(node)
+        try:
+            p = law(node)
+        except OutriderError:
+            if not path:
+                raise
+            # What was accepted stands; the next cycle starts at this node and gives the error.
+            return Verdict(tuple(path[:-1]), tuple(tree.tokens[i] for i in path))
         children = tree.children(node)
         q = _draft_law(tree, children)
         for child in children:

@@ -35,8 +35,9 @@ def verify(
         acceptance: "match" or "rejection"; a greedy request has one text, so both are the match rule for it.
         starts: by default the requests' rows follow one another.
 
-    A row without a law (NaN, or every token forbidden) is an error only if the walk reaches it: plain decoding would
-    never have seen the others.
+    A row without a law (NaN, or every token forbidden) matters only if the walk reaches it: plain decoding would never
+    have seen the others. Below the root it ends the walk before itself: what was said until there is delivered, and
+    the next cycle, whose root it is, gives the error.
     """
     if starts is None:
         starts = [0, *accumulate(len(tree) + 1 for tree in trees)][:-1]
@@ -137,8 +138,11 @@ def _match_in_waves(asks: list[_Ask], kernels: Kernels) -> dict[int, Verdict | O
             try:
                 weights.append(warp(ask.logits[row], rows[row]))
                 alive.append((ask, rows, walk, row))
-            except OutriderError as error:
-                verdicts[ask.index] = error
+            except OutriderError:
+                try:
+                    walk.send(-1)
+                except StopIteration as end:
+                    verdicts[ask.index] = _checked(ask, end.value)
         wave = []
         for (ask, rows, walk, _), token in zip(alive, _draw_rows(weights, alive, kernels), strict=True):
             try:
@@ -185,11 +189,15 @@ def _draw(
 
 
 def _checked(ask: _Ask, verdict: Verdict) -> Verdict | OutriderError:
-    """The verdict, or why nothing could be drawn where its walk ended."""
+    """The verdict up to the last token that could be drawn, or why there is none."""
     if verdict.tokens[-1] >= 0:
         return verdict
-    row = verdict.path[-1] + 1 if verdict.path else 0
-    problem = explain(warp(ask.logits[row], ask.context.rows(ask.tree)[row]))
+    if verdict.path:
+        return Verdict(verdict.path[:-1], verdict.tokens[:-1])
+    try:
+        problem = explain(warp(ask.logits[0], ask.context.rows(ask.tree)[0]))
+    except OutriderError as error:
+        return error
     assert problem is not None, "a row with a law was not drawn from"
     return problem
 
