@@ -55,7 +55,7 @@ class Context:
             params.logit_bias or bad_words or params.automaton or self.penalises or self.truncates
         )
         self._num_followed = 0
-        self._state = params.automaton.start() if params.automaton else None
+        self._state = self._start()
         self._counts: Tensor | None = None
         self.in_prompt: Tensor | None = None
         if self.penalises:
@@ -90,11 +90,53 @@ class Context:
         rows = [Row(self, (), self._state)]
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             above = rows[parent + 1 if parent != ROOT else 0]
-            state, automaton = above.state, self.params.automaton
-            if automaton is not None and state is not None:
-                state = automaton.advance(state, token)
-            rows.append(Row(self, (*above.path, token), state))
+            rows.append(Row(self, (*above.path, token), self._advance(above.state, token)))
         return rows
+
+    def allowed(self, state: Any) -> list[int] | None:
+        """What the automaton allows in `state`; None for every token.
+
+        Raises:
+            RequestError: it failed on the way here, fails now, or names a token outside the vocabulary.
+        """
+        if self.params.automaton is None:
+            return None
+        if isinstance(state, RequestError):
+            raise state
+        try:
+            allowed = self.params.automaton.allowed(state)
+            if allowed is None:
+                return None
+            ids = list(allowed)
+            known = all(0 <= token < self.vocab_size for token in ids)
+        except Exception as error:  # an automaton is the caller's program and may raise anything
+            raise _failure("allowed", error) from error
+        if not known:
+            raise RequestError(
+                f"the automaton allows a token that this model lacks: its ids end at {self.vocab_size - 1}"
+            )
+        return ids
+
+    def _start(self) -> Any:
+        if self.params.automaton is None:
+            return None
+        try:
+            state = self.params.automaton.start()
+        except Exception as error:
+            raise _failure("start", error) from error
+        if state is None:
+            raise RequestError("the automaton starts in None, which marks a forbidden path: return another state")
+        return state
+
+    def _advance(self, state: Any, token: int) -> Any:
+        """The state after `token`; an error is a state too, which is told only where a walk needs to know."""
+        if state is None or isinstance(state, RequestError):
+            return state
+        assert self.params.automaton is not None
+        try:
+            return self.params.automaton.advance(state, token)
+        except Exception as error:
+            return _failure("advance", error)
 
     def _follow(self) -> None:
         """Take in the tokens delivered since the last call."""
@@ -107,7 +149,9 @@ class Context:
             self._counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         if self.params.automaton is not None:
             for token in said:
-                self._state = self.params.automaton.advance(self._state, token)
+                self._state = self._advance(self._state, token)
+                if self._state is None:
+                    self._state = RequestError(f"the automaton allowed token {token} and then forbade it: mend it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +160,8 @@ class Row:
 
     Attributes:
         path: tokens from the first level of the tree to this node; empty at the root.
-        state: the automaton's state here; None without an automaton, and on a path that it forbids.
+        state: the automaton's state here, or the error with which it failed on the way here; None without an
+            automaton, and on a path that it forbids.
     """
 
     context: Context
@@ -140,6 +185,10 @@ class Row:
         output = self.context.request.output
         split = num - len(self.path)
         return self.path == words[split:] and len(output) >= split and tuple(output[-split:]) == words[:split]
+
+
+def _failure(verb: str, error: Exception) -> RequestError:
+    return RequestError(f"the automaton failed in {verb} ({type(error).__name__}: {error}): mend it, or leave it out")
 
 
 def _refuse_foreign_tokens(params: SamplingParams, bad_words: tuple[tuple[int, ...], ...], vocab_size: int) -> None:

@@ -26,7 +26,7 @@ def warp(logits: Tensor, row: Row) -> Tensor:
     a NaN (which the draw then reports) and one that no walk can reach come back as they are.
 
     Raises:
-        RequestError: the grammar names a token outside the vocabulary.
+        RequestError: the grammar fails, or names a token outside the vocabulary.
     """
     context = row.context
     if row.is_dead or not context.warps(row.position) or bool(torch.isnan(logits).any()):
@@ -95,15 +95,11 @@ def _forbid(weights: Tensor, row: Row) -> None:
             weights[words[-1]] = -math.inf
     if row.position < params.min_tokens:
         weights[context.end_ids] = -math.inf
-    if params.automaton is None:
-        return
-    allowed = params.automaton.allowed(row.state)
+    allowed = context.allowed(row.state)
     if allowed is None:
         return
-    if any(not 0 <= token < weights.shape[0] for token in allowed):
-        raise RequestError(f"the automaton allows a token that this model lacks: its ids end at {weights.shape[0] - 1}")
     forbidden = torch.ones_like(weights, dtype=torch.bool)
-    forbidden[torch.tensor(list(allowed), dtype=torch.int64, device=weights.device)] = False
+    forbidden[torch.tensor(allowed, dtype=torch.int64, device=weights.device)] = False
     weights.masked_fill_(forbidden, -math.inf)
 
 
