@@ -199,7 +199,7 @@ def test_doctor(run, engines, monkeypatch):
     monkeypatch.setattr(
         "outrider.cli.doctor.numerics", lambda llm, engine, texts: {"mean_kl": 0.0, "texts": len(texts)}
     )
-    monkeypatch.setattr(FakeLLM, "encode", lambda self, text: [1, 2], raising=False)
+    monkeypatch.setattr(FakeLLM, "encode", lambda self, text, raw: [1, 2] if raw else [], raising=False)
     data = last_object(run("doctor", "m", "--limit", "2", "--json"))
     assert set(data["kernels"]["self_test"].values()) == {"passed"}
     assert data["model"] == {"device": "cpu", "notes": ["a toy"]}

@@ -29,15 +29,25 @@ def smollm2() -> str:
 
 @pytest.fixture(scope="session")
 def open_llm(smollm2: str) -> Iterator[Callable[..., LLM]]:
-    """Engines by their settings, each made once for the whole session."""
+    """Engines by their settings, each made once for the whole session; the weights of a dtype are read once."""
+    from outrider.engine import resolve
+
     made: dict[tuple[tuple[str, Any], ...], LLM] = {}
+    load, loaded = resolve.load, {}
+
+    def load_once(model: str, *, dtype: str, **settings: Any) -> Any:
+        if dtype not in loaded:
+            loaded[dtype] = load(model, dtype=dtype, **settings)
+        return loaded[dtype]
 
     def get(**settings: Any) -> LLM:
         settings.setdefault("num_slots", 16384)
         settings.setdefault("self_test", False)
         key = tuple(sorted(settings.items()))
         if key not in made:
-            made[key] = LLM(smollm2, **settings)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(resolve, "load", load_once)
+                made[key] = LLM(smollm2, **settings)
         return made[key]
 
     yield get

@@ -169,3 +169,13 @@ def test_small_memory_and_many_requests_change_no_text(tmp_path) -> None:
     roomy = open_llm(model, drafter="none").generate(asked, params, raw=True)
     tight = open_llm(model, drafter="small_model", depth=4, num_slots=160, max_context=96, max_rows=24)
     assert [r.token_ids for r in tight.generate(asked, params, raw=True)] == [r.token_ids for r in roomy]
+
+
+def test_slots_that_hold_no_request_are_refused(tmp_path) -> None:
+    model = save(tmp_path)
+    for num_slots in (1, 16, 47):
+        with pytest.raises(ConfigError, match="raise it to 48 or more"):
+            open_llm(model, num_slots=num_slots, max_context=None)
+    small = open_llm(model, num_slots=48, max_context=None)
+    assert small.resolved.max_context == 16
+    assert small.generate([[5, 6, 7]], raw=True)[0].completion_tokens == 13
