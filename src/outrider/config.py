@@ -12,6 +12,9 @@ from outrider.registry import DRAFTERS, nearest
 
 DTYPES = ("auto", "float32", "bfloat16", "packed")
 ACCEPTANCE = ("match", "rejection")
+MOST_THREADS = 1024
+KINDS = {"str": "a text", "int": "a whole number", "bool": "True or False"}
+"""What to give for a field of a type."""
 
 
 def cache_folder() -> Path:
@@ -68,6 +71,14 @@ class EngineConfig:
         choose("acceptance", ACCEPTANCE)
         choose("kernels", ("auto", "native", "plain"))
         choose("drafter", ("auto", "none", *DRAFTERS))
+        for name in ("model", "drafter_model"):
+            if isinstance(getattr(self, name), Path):
+                object.__setattr__(self, name, str(getattr(self, name)))
+        for entry in fields(self):
+            kind, _, optional = str(entry.type).partition(" | ")
+            value = getattr(self, entry.name)
+            if type(value).__name__ != kind and not (optional and value is None):
+                raise ConfigError(f"{entry.name}={value!r} is of the wrong kind: give {KINDS[kind]}")
         for name, least in (
             ("width", 1),
             ("max_requests", 1),
@@ -80,8 +91,10 @@ class EngineConfig:
             ("threads", 1),
         ):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is not None and value < least:
                 raise ConfigError(f"{name}={value!r} is out of range: give a whole number of at least {least}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ConfigError(f"threads={self.threads} is out of range: give at most {MOST_THREADS}")
 
     @classmethod
     def of(cls, **settings: Any) -> EngineConfig:

@@ -36,6 +36,23 @@ class LogprobsMode(enum.StrEnum):
     """The law that was drawn from: after temperature, penalties, bias, masks, top-k, top-p and min-p."""
 
 
+_LARGEST = 3.4e38
+"""About the largest float32, the type of a law's arithmetic."""
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    """Neither NaN, nor infinite, nor so where a law is made."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST
+
+
+def _are_tokens(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and all(_is_whole(token) and token >= 0 for token in value)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is sampled; every field is honoured exactly at every position, or refused by name.
@@ -88,16 +105,22 @@ class SamplingParams:
             raise RequestError(f"{name}={getattr(self, name)!r} is out of range: {rule}")
 
         for name in ("temperature", "min_p", "top_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            if not _is_number(getattr(self, name)):
                 refuse(name, "give a finite number")
         for name in ("top_k", "min_tokens", "n"):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int):
+            if not _is_whole(getattr(self, name)):
                 refuse(name, "give a whole number")
         for name in ("max_tokens", "logprobs", "prompt_logprobs", "seed", "depth"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            if getattr(self, name) is not None and not _is_whole(getattr(self, name)):
                 refuse(name, "give a whole number or leave it out")
+        for name in ("ignore_eos", "speculation"):
+            if not isinstance(getattr(self, name), bool):
+                refuse(name, "give True or False")
+        if self.logprobs_mode not in tuple(LogprobsMode):
+            refuse("logprobs_mode", f"choose one of {', '.join(LogprobsMode)}")
+        object.__setattr__(self, "logprobs_mode", LogprobsMode(self.logprobs_mode))
+        if self.automaton is not None and not all(hasattr(self.automaton, v) for v in ("start", "advance", "allowed")):
+            refuse("automaton", "it has the methods start, advance and allowed")
         if self.temperature < 0:
             refuse("temperature", "0 is greedy, larger is more varied")
         if self.top_k < 0:
@@ -121,18 +144,19 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs", "depth"):
             if getattr(self, name) is not None and getattr(self, name) < 0:
                 refuse(name, "it is at least 0")
-        if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
+        if not isinstance(self.stop, (tuple, list)) or not all(isinstance(s, str) and s for s in self.stop):
             refuse("stop", "give a tuple of non-empty strings")
-        if not all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids):
-            refuse("stop_token_ids", "give token ids")
-        if isinstance(self.bad_words, str) or not all(
-            words and (isinstance(words, str) or all(isinstance(t, int) and t >= 0 for t in words))
-            for words in self.bad_words
+        if not _are_tokens(self.stop_token_ids):
+            refuse("stop_token_ids", "give a tuple of token ids")
+        if not isinstance(self.bad_words, (tuple, list)) or not all(
+            words and (isinstance(words, str) or _are_tokens(words)) for words in self.bad_words
         ):
-            refuse("bad_words", "give non-empty texts or sequences of token ids")
-        for token, bias in self.logit_bias.items():
-            if not isinstance(token, int) or token < 0 or math.isnan(bias) or bias == math.inf:
-                refuse("logit_bias", "map token ids to numbers")
+            refuse("bad_words", "give a tuple of non-empty texts or tuples of token ids")
+        if not isinstance(self.logit_bias, Mapping) or not (
+            _are_tokens(tuple(self.logit_bias))
+            and all(_is_number(bias) or bias == -math.inf for bias in self.logit_bias.values())
+        ):
+            refuse("logit_bias", "map token ids to numbers")
 
     @classmethod
     def of(cls, **settings: Any) -> SamplingParams:

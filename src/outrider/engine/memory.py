@@ -74,7 +74,7 @@ def plan_memory(
         max_context: positions that one request may use. logit_rows: most rows whose logits one pass asks for.
 
     Raises:
-        CapacityError: where not even one request of `max_context` fits.
+        CapacityError: where not even one request of `max_context` fits, or `num_slots` exceed the memory.
     """
     free = free_memory(device)
     workspace = logit_rows * vocab_size * 4 * 3  # logits, the warped copy, noise or laws
@@ -87,4 +87,8 @@ def plan_memory(
             f"{blocks * block_size * slot / 2**20:.0f} MiB are planned: lower max_context or raise num_slots"
         )
     slots = blocks * block_size
+    if num_slots is not None and slots * slot > free:
+        raise CapacityError(
+            f"num_slots={num_slots} needs {slots * slot / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are free: lower it"
+        )
     return MemoryPlan(weights, slots, slot, slots * slot, workspace, free)

@@ -182,7 +182,13 @@ def _context(config: EngineConfig, target: Target, reasons: dict[str, str]) -> i
         return config.max_context
     if config.num_slots is None:
         return target.max_positions
-    room = config.num_slots // config.block_size * config.block_size - 2 * config.block_size
+    spare = 2 * config.block_size  # as `plan_memory` counts: the trash block, and one for guesses
+    room = config.num_slots // config.block_size * config.block_size - spare
+    if room < 2:
+        raise ConfigError(
+            f"num_slots={config.num_slots} holds no request beside {spare} slots that are spare: "
+            f"raise it to {spare + max(2, config.block_size)} or more, or lower block_size"
+        )
     if room < target.max_positions:
         reasons["max_context"] = "all that num_slots holds"
     return min(target.max_positions, room)

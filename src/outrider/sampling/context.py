@@ -122,7 +122,7 @@ class Context:
             return None
         try:
             state = self.params.automaton.start()
-        except Exception as error:
+        except Exception as error:  # as in `allowed`
             raise _failure("start", error) from error
         if state is None:
             raise RequestError("the automaton starts in None, which marks a forbidden path: return another state")
@@ -135,7 +135,7 @@ class Context:
         assert self.params.automaton is not None
         try:
             return self.params.automaton.advance(state, token)
-        except Exception as error:
+        except Exception as error:  # as in `allowed`
             return _failure("advance", error)
 
     def _follow(self) -> None:
