@@ -51,8 +51,13 @@ def deliver(
 
 
 def fail(request: Request, error: Exception, text: TextStream | None) -> Emission:
-    """End a request that cannot go on; what it said before stays, with the text that was held back."""
+    """End a request that cannot go on; what it said before stays, with the text that was held back.
+
+    A prompt that led to nothing is not told of: how much of it was told by now depends on the size of its chunks.
+    """
     request.error, request.finish_reason = error, FinishReason.ERROR
+    if not request.output:
+        request.prompt_logprobs.clear()
     if text is not None:
         text.finish()
     return Emission(request, (), 0, text.take(final=True) if text is not None else "")
