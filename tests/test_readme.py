@@ -10,9 +10,9 @@ import pytest
 import typer
 
 from outrider.cli.app import app
-from outrider.llm import Result
 from outrider.record import Tally
 from outrider.registry import DRAFTERS
+from outrider.result import Result
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 ROOT = Path(__file__).parents[1]

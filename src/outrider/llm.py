@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from outrider.config import EngineConfig
@@ -16,106 +18,39 @@ from outrider.engine.resolve import Resolved, assemble
 from outrider.engine.step import Engine
 from outrider.engine.text import TextStream
 from outrider.errors import RequestError
-from outrider.record import Tally
-from outrider.request import Request, SamplingParams, TokenLogprob
+from outrider.request import Request, SamplingParams
+from outrider.result import Delta, Result
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a conversation (`role`, `content`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One sample of one prompt.
+def _is_iterable(value: Any) -> bool:
+    """Whether it holds several things: a text, bytes and one message do not."""
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
 
-    Attributes:
-        token_ids: the completion, with the end token if the model said it; `text` leaves it out.
-        seed: repeats this sample with the same `SamplingParams`. exactness: "seed" or "distribution".
-        cached_tokens: prompt tokens whose keys were there already.
-        logprobs: one a completion token; prompt_logprobs: one a prompt token, None for the first.
-        tally: cycles, guesses, accepted guesses, seconds. drafter: "none" for plain decoding.
-        error: why there is no more text, where finish_reason is "error".
+
+def _items(value: Any) -> list[Any]:
+    """Its items; an array's or a tensor's as Python's own numbers."""
+    return list(value.tolist() if hasattr(value, "tolist") else value)
+
+
+def _checked(params: Any) -> SamplingParams:
+    """The default where None was given.
+
+    Raises:
+        RequestError: for anything else but `SamplingParams`.
     """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    seed: int
-    exactness: str
-    prompt_tokens: int
-    cached_tokens: int
-    logprobs: tuple[TokenLogprob, ...] | None
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None
-    tally: Tally
-    drafter: str
-    error: str | None = None
-
-    @property
-    def completion_tokens(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Completion tokens over the seconds of the passes this request took part in."""
-        return len(self.token_ids) / self.tally.seconds_total if self.tally.seconds_total else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, in the shape that `outrider generate --json` prints."""
-        tally = self.tally
-        data: dict[str, Any] = {
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "finish_reason": self.finish_reason,
-            "exactness": self.exactness,
-            "seed": self.seed,
-            "usage": {
-                "prompt_tokens": self.prompt_tokens,
-                "cached_tokens": self.cached_tokens,
-                "completion_tokens": self.completion_tokens,
-            },
-            "speculation": {
-                "drafter": self.drafter,
-                "cycles": tally.cycles,
-                "drafted": tally.drafted,
-                "accepted": tally.accepted,
-                "accepted_by_position": list(tally.accepted_by_position),
-                "tau": tally.tau,
-            },
-            "seconds": {
-                "prefill": tally.seconds_prefill,
-                "draft": tally.seconds_draft,
-                "verify": tally.seconds_verify,
-                "sample": tally.seconds_sample,
-                "total": tally.seconds_total,
-            },
-            "tokens_per_second": self.tokens_per_second,
-        }
-        if self.logprobs is not None:
-            data["logprobs"] = [_logprob_json(row) for row in self.logprobs]
-        if self.prompt_logprobs is not None:
-            data["prompt_logprobs"] = [row and _logprob_json(row) for row in self.prompt_logprobs]
-        if self.error is not None:
-            data["error"] = self.error
-        return data
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What one cycle added to a stream; the first `num_accepted` tokens were guesses. `result` on the last one."""
-
-    text: str
-    token_ids: tuple[int, ...] = ()
-    num_accepted: int = 0
-    result: Result | None = None
-
-
-def _logprob_json(row: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": token, "logprob": logprob} for token, logprob in row.top]
-    return {"token": row.token, "logprob": row.logprob, "top": top}
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"params={params!r} are no SamplingParams: give SamplingParams(...), for all or one each")
+    return params
 
 
 class LLM:
-    """A model with a drafter, ready to generate.
+    """A model with a drafter, ready to generate; threads may share it, and share its passes then.
 
     >>> llm = LLM("smollm2-135m-instruct", drafter="ngram")          # doctest: +SKIP
     >>> llm.generate("Name three rivers.", SamplingParams(seed=1))    # doctest: +SKIP
@@ -136,11 +71,13 @@ class LLM:
         self.tokenizer = self.engine.target.tokenizer
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Emission]] = {}  # of streams that are being read
+        self._dropped: deque[Request] = deque()  # to be aborted as soon as no step is under way
+        self._lock = threading.Lock()  # held while the engine's books change
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Prompt | Iterable[Prompt],
+        params: SamplingParams | Iterable[SamplingParams] | None = None,
         raw: bool = False,
     ) -> list[Result]:
         """All samples of all prompts, prompt by prompt, decoded together.
@@ -153,23 +90,23 @@ class LLM:
             RequestError: where a prompt or its params cannot be honoured exactly; nothing was generated then.
         """
         many = self._many(prompts)
-        each = [params or SamplingParams()] * len(many) if not isinstance(params, Sequence) else list(params)
+        each = list(params) if _is_iterable(params) else [params] * len(many)  # type: ignore[arg-type]
         if len(each) != len(many):
             raise RequestError(f"{len(each)} params for {len(many)} prompts: give one for all, or one each")
         requests = [
             request
             for prompt, param in zip(many, each, strict=True)
-            for request in self._requests(self.encode(prompt, raw), param)
+            for request in self._requests(self.encode(prompt, raw), _checked(param))
         ]
         streams = [self._stream_of(request) if request.params.stop else None for request in requests]
         try:
-            for request, stream in zip(requests, streams, strict=True):
-                self.engine.add(request, stream)
+            with self._lock:
+                for request, stream in zip(requests, streams, strict=True):
+                    self.engine.add(request, stream)
             while any(not request.is_finished for request in requests):
-                self._step()
+                self._step(requests)
         finally:
-            for request in requests:
-                self.engine.abort(request)
+            self._drop(requests)
         return [self._result(request, stream) for request, stream in zip(requests, streams, strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, raw: bool = False) -> Iterator[Delta]:
@@ -178,24 +115,26 @@ class LLM:
         Several streams, and calls of `generate` beside them, share their passes: nobody misses what another's step
         brought.
         """
-        params = params or SamplingParams()
+        params = _checked(params)
         if params.n != 1:
             raise RequestError(f"n={params.n} cannot be streamed: stream one sample, or use generate")
         (request,) = self._requests(self.encode(prompt, raw), params)
         stream = self._stream_of(request)
-        self.engine.add(request, stream)
-        inbox = self._inboxes[request.id] = deque()
+        inbox: deque[Emission] = deque()
+        with self._lock:
+            self.engine.add(request, stream)
+            self._inboxes[request.id] = inbox
         try:
             while inbox or not request.is_finished:
                 if not inbox:
-                    self._step()
+                    self._step([request])
                     continue
                 emission = inbox.popleft()
                 result = self._result(request, stream) if request.is_finished and not inbox else None
                 yield Delta(emission.text, emission.tokens, emission.num_accepted, result)
         finally:
             del self._inboxes[request.id]
-            self.engine.abort(request)
+            self._drop([request])
 
     def always_guessing(self, depth: int = 4) -> AbstractContextManager[None]:
         """For tests of exactness: within this block every decode pass guesses, whether that pays or not."""
@@ -209,16 +148,18 @@ class LLM:
         """
         if isinstance(prompt, str):
             templated = bool(self.tokenizer.chat_template) and not raw
-            ids = self._apply([{"role": "user", "content": prompt}]) if templated else self.tokenizer.encode(prompt)
-        elif prompt and all(isinstance(message, Mapping) for message in prompt):
+            ids = self._apply([{"role": "user", "content": prompt}]) if templated else self._tokenize(prompt)
+        elif not _is_iterable(prompt):
+            raise RequestError(f"{prompt!r} is no prompt: give a text, token ids, or a list of messages")
+        elif (items := _items(prompt)) and all(isinstance(message, Mapping) for message in items):
             if not self.tokenizer.chat_template:
                 raise RequestError("this model has no chat template: give the prompt as one text")
-            ids = self._apply([dict(message) for message in prompt if isinstance(message, Mapping)])
+            ids = self._apply([dict(message) for message in items])
         else:
-            ids = list(prompt)
+            ids = items
         vocab_size = self.engine.target.vocab_size
         for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
                 raise RequestError(f"prompt token {token!r} is no id of this model: ids lie in 0 .. {vocab_size - 1}")
         if not ids:
             raise RequestError("the prompt is empty: give at least one token")
@@ -228,7 +169,7 @@ class LLM:
                 f"the prompt begins with two BOS tokens (id {bos}), which no model was trained on: "
                 "leave the BOS out of the text, or out of the chat template"
             )
-        return tuple(ids)
+        return tuple(map(int, ids))
 
     def describe(self) -> dict[str, Any]:
         """What was found at start and decided from it, as plain data."""
@@ -236,27 +177,52 @@ class LLM:
 
     def close(self) -> None:
         """Give up what still runs; memory returns with the object."""
-        for request in (*self.engine.scheduler.running, *self.engine.scheduler.waiting):
-            self.engine.abort(request)
+        self._drop((*self.engine.scheduler.running, *self.engine.scheduler.waiting))
 
-    def _step(self) -> None:
-        emissions, _ = self.engine.step()
-        for emission in emissions:
-            inbox = self._inboxes.get(emission.request.id)
-            if inbox is not None:
-                inbox.append(emission)
+    def _step(self, wanted: Sequence[Request]) -> None:
+        """One cycle, unless another thread's has ended the wanted requests, or brought a stream something, by now."""
+        with self._lock:
+            if all(request.is_finished or self._inboxes.get(request.id) for request in wanted):
+                return
+            emissions, _ = self.engine.step()
+            for emission in emissions:
+                inbox = self._inboxes.get(emission.request.id)
+                if inbox is not None:
+                    inbox.append(emission)
+        self._drop(())
+
+    def _drop(self, requests: Iterable[Request]) -> None:
+        """Abort what still runs; in the middle of a step, which may collect a forgotten stream, just after it."""
+        self._dropped.extend(requests)
+        while self._dropped and self._lock.acquire(blocking=False):
+            try:
+                while self._dropped:
+                    self.engine.abort(self._dropped.popleft())
+            finally:
+                self._lock.release()
 
     def _apply(self, messages: list[dict[str, str]]) -> list[int]:
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program of the model's authors and may raise anything
             raise RequestError(f"the chat template refused these messages ({error}): check roles and order") from error
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenize(text, add_special_tokens=False)
 
-    def _many(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], (int, Mapping))):
+    def _tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"character {error.start} of a text is half a surrogate pair, which no tokenizer takes: repair the text"
+            ) from error
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def _many(self, prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+        if not _is_iterable(prompts):  # one text, or what `encode` refuses
             return [prompts]  # type: ignore[list-item]
-        return list(prompts)  # type: ignore[arg-type]
+        items = _items(prompts)
+        return [items] if items and isinstance(items[0], (Integral, Mapping)) else items
 
     def _requests(self, prompt: tuple[int, ...], params: SamplingParams) -> list[Request]:
         target = self.engine.target
@@ -280,7 +246,7 @@ class LLM:
         for words in bad_words:
             if isinstance(words, str):
                 forms = [words, " " + words]
-                sequences += [tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms]
+                sequences += [tuple(self._tokenize(form, add_special_tokens=False)) for form in forms]
             else:
                 sequences.append(tuple(words))
         return tuple(dict.fromkeys(sequences))

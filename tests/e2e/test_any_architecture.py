@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -179,3 +181,65 @@ def test_slots_that_hold_no_request_are_refused(tmp_path) -> None:
     small = open_llm(model, num_slots=48, max_context=None)
     assert small.resolved.max_context == 16
     assert small.generate([[5, 6, 7]], raw=True)[0].completion_tokens == 13
+
+
+@pytest.fixture(scope="module")
+def shared_llm(tmp_path_factory) -> LLM:
+    return open_llm(save(tmp_path_factory.mktemp("llama")), depth=3, adaptive=False, self_test=False)
+
+
+def test_threads_share_one_engine(shared_llm) -> None:
+    """Each gets its own text, from `generate` as from `stream`, and no slot stays behind."""
+    params = SamplingParams(max_tokens=12)
+    asked = [[5, 6, 7, 5, 6, 7, 5, last] for last in range(3, 11)]
+    expected = [shared_llm.generate([prompt], params)[0].token_ids for prompt in asked]
+
+    def ask(place: int) -> tuple[int, ...]:
+        if place % 2:
+            return shared_llm.generate([asked[place]], params)[0].token_ids
+        deltas = list(shared_llm.stream(asked[place], params))
+        assert deltas[-1].result is not None
+        return tuple(token for delta in deltas for token in delta.token_ids)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == expected
+    assert shared_llm.engine.scheduler.is_idle
+    assert shared_llm.engine.ledger.pool.num_held == 0
+
+
+def test_a_forgotten_stream_that_is_collected_within_a_step_is_dropped_after_it(shared_llm, monkeypatch) -> None:
+    forgotten = [shared_llm.stream([5, 6, 7])]
+    next(forgotten[0])
+    collect = shared_llm.engine.collect
+
+    def collecting(flight):
+        forgotten.clear()
+        return collect(flight)
+
+    monkeypatch.setattr(shared_llm.engine, "collect", collecting)
+    assert shared_llm.generate([[5, 6]], SamplingParams(max_tokens=4))[0].completion_tokens == 4
+    assert shared_llm.engine.scheduler.is_idle
+
+
+@pytest.mark.parametrize("prompt", [np.array([5, 6, 7]), torch.tensor([5, 6, 7]), [np.int64(5), 6, 7], range(5, 8)])
+def test_ids_may_come_in_any_sequence(shared_llm, prompt) -> None:
+    params = SamplingParams(max_tokens=3)
+    (expected,) = shared_llm.generate([[5, 6, 7]], params)
+    assert [r.token_ids for r in shared_llm.generate(prompt, params)] == [expected.token_ids]
+    assert [r.token_ids for r in shared_llm.generate((p for p in [prompt] * 2), params)] == [expected.token_ids] * 2
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [None, 5, b"text", {"role": "user"}, [None], ["w1", 5], [1.0], [[1.0]], [True], "\ud800", ["w1", "\ud800"]],
+)
+def test_what_is_no_prompt_is_refused_in_a_sentence(shared_llm, prompts) -> None:
+    with pytest.raises(RequestError):
+        shared_llm.generate(prompts)
+    assert shared_llm.engine.scheduler.is_idle
+
+
+@pytest.mark.parametrize("params", [5, "text", {"temperature": 1}, ["text"]])
+def test_what_are_no_params_is_refused_in_a_sentence(shared_llm, params) -> None:
+    with pytest.raises(RequestError, match="SamplingParams"):
+        shared_llm.generate([[5, 6]], params)
