@@ -116,6 +116,41 @@ def test_a_reader_that_leaves_is_no_traceback():
     assert ran.stderr == ""
 
 
+CLOSED = [
+    (["generate", "m", "-"], "<&-", 2),
+    (["generate", "m", "p", "--bogus"], "2>&-", 2),
+    (["generate", "m", "p", "--bogus", "--json"], ">&-", 2),
+    (["--version"], ">&-", 0),
+]
+
+
+@pytest.mark.parametrize(("words", "closed", "code"), CLOSED)
+def test_a_closed_stream_leads_nowhere(words, closed, code):
+    shell = f'"{sys.executable}" -m outrider {" ".join(words)} {closed}'
+    ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (code, False)
+
+
+def test_output_that_cannot_be_written_is_one_sentence():
+    code = (
+        "import sys; from outrider import cli; from outrider.cli import app, main\n"
+        "def full(): raise OSError(28, 'No space left on device')\n"
+        "app.app.command('full')(full)\n"
+        "sys.exit(main(['full']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("outrider: the system refused ([Errno 28] No space left on device)")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_chat_with_bytes_that_are_no_text_is_refused():
+    code = "from outrider.cli import _prepare_streams, chat; _prepare_streams(); chat._read()"
+    env = {**os.environ, "LC_ALL": "C"}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, input=b"\xff\n", capture_output=True)
+    assert b"standard input is not UTF-8 text" in ran.stderr
+
+
 def test_reference_page_is_current():
     assert (ROOT / "docs" / "cli.md").read_text() == reference(), "run `make docs`"
 

@@ -24,6 +24,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A refusal is one sentence on stderr; with `--json`, stdout also ends in `{"error": sentence}`.
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        # What is left to be written would raise once more, when Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader left (`| head`)
+            return EXIT_BROKEN_PIPE
+        return _refuse(f"the system refused ({error}): make room or give access, and try again", words)
+
+
+def _run(words: list[str]) -> int:
     import typer
 
     # Their bars and notices would mix with ours; a person's own setting wins.
@@ -33,10 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     # Typer exports no name for the base of "no such option", "missing argument" and the like.
     usage_error: Any = typer.BadParameter.__bases__[0]
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a model may say what this terminal cannot show
     if not all(_is_unicode(word) for word in words):
         return _refuse("the command line is not UTF-8 text: set a UTF-8 locale, or give the prompt as `-`", words)
     try:
@@ -51,12 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error), words)
     except usage_error as error:
         return _refuse(f"{error.format_message().rstrip('.')}: see `outrider --help`", words)
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader left (`| head`); without this, flushing at exit would raise once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
+
+
+def _prepare_streams() -> None:
+    """Streams that were closed lead nowhere; a model may say what this terminal cannot show, a person may not."""
+    for name, mode, errors in (("stdin", "r", "strict"), ("stdout", "w", "replace"), ("stderr", "w", "replace")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (as long as the process)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def _is_unicode(text: str) -> bool:

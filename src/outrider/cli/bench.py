@@ -10,11 +10,15 @@ from outrider.cli.options import Json, Model, Raw, Settings, takes
 from outrider.cli.render import notes, number, print_json, table, write
 from outrider.cli.session import session
 from outrider.config import EngineConfig
+from outrider.errors import ConfigError
 from outrider.measure.bench import PLAIN, Figures, ours, transformers_generate
 from outrider.measure.bench import bench as take_turns
 from outrider.measure.prompts import load_prompts
-from outrider.registry import READ_BY
+from outrider.registry import READ_BY, nearest
 from outrider.request import SamplingParams
+
+FLOATS = ("float32", "bfloat16", "float16")
+"""Types in which Transformers can run."""
 
 
 @takes(EngineConfig)
@@ -42,7 +46,11 @@ def bench(
     plain_settings = {name: value for name, value in settings.engine.items() if name not in READ_BY}
     plain_settings |= {"drafter": "none", "prefix_cache": False}
     console = notes()
-    params = SamplingParams(temperature=temperature, seed=0)
+    for dtype in against or []:
+        if dtype not in FLOATS:
+            raise ConfigError(f"against={dtype!r} is unknown: {nearest(dtype, list(FLOATS))}")
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
+    EngineConfig.of(model=model, **settings.engine)  # refused now, not after the plain engine was loaded
     with (
         session(model, plain_settings) as plain,
         session(model, {**settings.engine, "prefix_cache": False}) as llm,

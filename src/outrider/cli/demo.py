@@ -13,6 +13,7 @@ from outrider.cli.generate import raise_failed
 from outrider.cli.options import Json
 from outrider.cli.render import GUESSED, number, print_json, table, write_delta
 from outrider.cli.session import session
+from outrider.config import EngineConfig
 from outrider.measure.prompts import EDIT
 from outrider.registry import DRAFTERS
 from outrider.request import SamplingParams
@@ -47,6 +48,7 @@ def demo(
     """Fetch a small model, answer one prompt plain and then speculatively, and compare; exit 1 if the texts differ."""
     console = Console(highlight=False, quiet=as_json)
     params = SamplingParams(max_tokens=max_tokens, seed=0)
+    EngineConfig.of(model=model, drafter=drafter)  # refused now, not after the plain run
     runs = {}
     for name in ("none", drafter):
         with session(model, {"drafter": name}) as llm:

@@ -42,6 +42,7 @@ def doctor(
     Numerics: how far the model's law, in the dtype in use, lies from the same weights in float32.
     """
     texts = load_prompts(prompts, limit)
+    EngineConfig.of(model=model or "", **settings.engine)
     lines: list[str] = []
     report: dict[str, Any] = {"machine": machine(), "kernels": kernels(settings.engine.get("threads"))}
     if model is not None:
