@@ -71,7 +71,15 @@ def test_files_that_are_not_what_they_say(tmp_path):
     (tmp_path / "b.jsonl").write_bytes(b'{"prompt": "\xff"}\n')
     (tmp_path / "c.jsonl").write_text("\n\n")
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 99)[:-12])
-    for name, part in [("a.jsonl.gz", "read"), ("b.jsonl", "UTF-8"), ("c.jsonl", "no prompts"), ("d.jsonl.gz", "read")]:
+    deflated = gzip.compress(b"x" * 9999)
+    (tmp_path / "e.jsonl.gz").write_bytes(deflated[:10] + b"\xff" * 9 + deflated[19:])
+    for name, part in [
+        ("a.jsonl.gz", "read"),
+        ("b.jsonl", "UTF-8"),
+        ("c.jsonl", "no prompts"),
+        ("d.jsonl.gz", "read"),
+        ("e.jsonl.gz", "read"),
+    ]:
         with pytest.raises(ConfigError, match=part):
             read_prompts(tmp_path / name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -80,7 +81,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
                     prompts.append(_parse(line, f"{path}, line {line_number}", f"{path.name}:{line_number}"))
                 if limit is not None and len(prompts) >= limit:
                     break
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): give a file of JSON lines, .gz or not") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: give a file of JSON lines, .gz or not") from error
