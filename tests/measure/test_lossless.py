@@ -102,6 +102,17 @@ def test_a_difference_anywhere_is_found(batch, drafter, mode):
     assert first["margin"] == pytest.approx(0.5)
 
 
+def test_batched_runs_alone_find_a_difference_too():
+    def spoil(who, prompt, size, result):
+        if (who, prompt, size) == ("x", "b", 3):
+            result.token_ids = (0, 1, 7, 3)
+
+    report, _ = compare(spoil, batched=True)
+    assert (report.compared, report.differing) == (3, 1)
+    assert report.to_json()["ratio"] is None
+    assert report.comparisons[0].differences[0].mode == "batch"
+
+
 def test_a_shorter_text_and_another_end_are_differences():
     def shorter(who, prompt, size, result):
         if who == "x" and prompt == "a":

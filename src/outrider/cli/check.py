@@ -34,6 +34,9 @@ def check(
     ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Completion tokens a prompt.")] = 128,
     seed: Annotated[int, typer.Option(metavar="N", help="Prompt i runs with this seed plus i.")] = 0,
+    batched: Annotated[
+        bool, typer.Option("--batched", help="Leave the runs alone out: no speed is measured, much sooner done.")
+    ] = False,
     raw: Raw = False,
     as_json: Json = False,
 ) -> None:
@@ -69,6 +72,7 @@ def check(
             max_tokens=max_tokens,
             seed=seed,
             raw=raw,
+            batched=batched,
             progress=lambda done, total: status.update(f"run {done} of {total}"),
         )
     if not report.compared:
