@@ -96,6 +96,20 @@ def test_the_table_is_monotone_and_follows_new_measurements() -> None:
     assert cost.seconds(8) == pytest.approx(6.0, rel=0.01)
 
 
+def test_slow_passes_are_not_measured_at_every_width() -> None:
+    now = 0.0
+
+    def run(width: int) -> float:
+        nonlocal now
+        now += 0.1 * width
+        return 0.1 * width
+
+    cost = PassCost.measure(run, clock=lambda: now)
+    assert list(cost.table()) == [1, 2, 4]
+    assert cost.seconds(64) == pytest.approx(6.4)
+    assert now < 3.0
+
+
 def test_rates_lie_between_zero_and_one() -> None:
     acceptance = Acceptance()
     for _ in range(100):

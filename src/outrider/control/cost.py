@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+PATIENCE = 1.5
+"""Seconds that measuring may take before it stops at the width it has reached."""
 REFINE = 0.05
 """Weight of one new measurement: a busy machine must not swing the table."""
 
@@ -19,10 +22,22 @@ class PassCost:
         self.draft_level = 0.0
 
     @classmethod
-    def measure(cls, run: Callable[[int], float], widths: tuple[int, ...] = WIDTHS, repeats: int = 3) -> PassCost:
-        """`run(width)` makes one pass and returns its seconds; the least of `repeats` counts, after a warm-up."""
-        table = {}
+    def measure(
+        cls,
+        run: Callable[[int], float],
+        widths: tuple[int, ...] = WIDTHS,
+        repeats: int = 3,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> PassCost:
+        """`run(width)` makes one pass and returns its seconds; the least of `repeats` counts, after a warm-up.
+
+        Where passes are slow, wide ones are left out (the table then grows in proportion), so that a start stays short.
+        """
+        table: dict[int, float] = {}
+        started = clock()
         for width in widths:
+            if table and clock() - started > PATIENCE:
+                break
             run(width)
             table[width] = min(run(width) for _ in range(repeats))
         return cls(table)

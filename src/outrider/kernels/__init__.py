@@ -24,7 +24,8 @@ def select(kind: str, device: torch.device, threads: int | None = None) -> Kerne
     if kind == "native" or (kind == "auto" and device.type == "cpu"):
         try:
             return load_native(threads)
-        except KernelError:
+        except KernelError as error:
             if kind == "native":
                 raise
+            return PlainKernels(device, note=f"the plain kernels serve, many times slower: {error}")
     return PlainKernels(device)

@@ -64,6 +64,8 @@ class Kernels(Protocol):
 
     name: str
     fixed_width: int | None
+    note: str | None
+    """What a user should know, such as why slower kernels serve."""
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """(N, K) float32 or bfloat16 -> Linear of the same kind."""

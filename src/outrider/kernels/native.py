@@ -65,6 +65,7 @@ class NativeKernels:
 
     name = "native"
     fixed_width: int | None = None
+    note: str | None = None
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.threads = threads

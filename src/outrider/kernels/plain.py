@@ -93,9 +93,11 @@ class PlainKernels:
     name = "plain"
     fixed_width: int | None = None
 
-    def __init__(self, device: torch.device, width: int = 16) -> None:
+    def __init__(self, device: torch.device, width: int = 16, note: str | None = None) -> None:
+        """note: why these serve where others were wanted."""
         self.device = device
         self.width = width
+        self.note = note
 
     def in_tiles(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """`function` over the rows, `width` of them at a time, the last tile filled up with zeros."""

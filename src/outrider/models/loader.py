@@ -101,7 +101,7 @@ def assemble(
         hidden_size=text.hidden_size,
         page_dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32,
         fixed_width=FIXED_WIDTH if is_module else kernels.fixed_width,
-        notes=notes,
+        notes=[*notes, kernels.note] if kernels.note else notes,
     )
 
 
