@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import pre_tokenizers
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.registry import DRAFTERS
 from tests.models.tiny import VOCAB, make_module, make_tokenizer
+from tests.models.tiny_gguf import write_model
 
 DEVICES = [
     "cpu",
@@ -87,6 +90,36 @@ def test_both_kernel_sets_serve_the_lean_way(tmp_path, kernels: str) -> None:
     guessed = open_llm(model, drafter="small_model", kernels=kernels, depth=3, adaptive=False)
     assert plain.resolved.way == "lean"
     assert [texts(plain, params) for params in PARAMS] == [texts(guessed, params) for params in PARAMS]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1], ids=str)
+def test_a_quantised_target_at_every_batch_width(tmp_path, kind: Kind) -> None:
+    """Fault 2: 1 to 9 and 64 requests at once, with guesses and without."""
+    write_model(tmp_path / "model.gguf", kind)
+    plain = open_llm(str(tmp_path / "model.gguf"), drafter="none", self_test=False)
+    assert plain.resolved.dtype == "packed"
+    guessed = open_llm(
+        str(tmp_path / "model.gguf"), drafter="early_exit", depth=3, adaptive=False, self_test=False, num_slots=8192
+    )
+    params = [SamplingParams(max_tokens=8, temperature=i % 2, seed=i, ignore_eos=True) for i in range(64)]
+    asked = [[3 + i % 60, *range(5, 6 + i % 11)] for i in range(64)]
+    solo = [plain.generate([prompt], own, raw=True)[0].token_ids for prompt, own in zip(asked, params, strict=True)]
+    for width in (*range(1, 10), 64):
+        for llm in (plain, guessed):
+            batch = llm.generate(asked[:width], params[:width], raw=True)
+            assert [result.token_ids for result in batch] == solo[:width], (llm.resolved.drafter, width)
+
+
+def test_two_bos_tokens_are_refused(tmp_path) -> None:
+    """Fault 34: a chat template that writes a BOS of its own before the tokenizer's."""
+    llm = open_llm(save(tmp_path), drafter="none", self_test=False)
+    llm.tokenizer.bos_token = "w1"
+    with pytest.raises(RequestError, match="two BOS"):
+        llm.generate([[1, 1, 5]], raw=True)
+    llm.tokenizer.chat_template = "{{ 'w1 w1 ' + messages[0]['content'] }}"
+    llm.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(RequestError, match="two BOS"):
+        llm.generate("w5")
 
 
 def test_padded_vocabularies_of_one_tokenizer_work(tmp_path) -> None:

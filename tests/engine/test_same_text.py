@@ -69,6 +69,16 @@ def test_guesses_are_right_more_often_than_chance(drafter: str) -> None:
     assert accepted / drafted > (0.9 if drafter == "small_model" else 0.1)
 
 
+@pytest.mark.parametrize("drafter", list(DRAFTERS))
+def test_sixty_four_requests_with_unequal_guesses_each_equal_solo(drafter: str) -> None:
+    """Fault 26."""
+    engine = toy.make_engine(drafter, depth=6, width=2, blocks=1000, max_requests=64, max_rows=300)
+    wanted = [SamplingParams(temperature=i % 2, max_tokens=5 + i % 13, seed=i, depth=i % 7) for i in range(64)]
+    requests = [toy.make_request(i, p, wanted[i], [4]) for i, p in enumerate(prompts(64, seed=1))]
+    assert toy.run(engine, requests) == [plain_text(list(r.prompt), r.params, [4]) for r in requests]
+    assert len({request.tally.drafted for request in requests}) > 3
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
