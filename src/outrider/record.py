@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RequestCycle:
-    """One request's part of a cycle: nodes drafted (in all, and the tree's depth) and tokens delivered."""
+    """One request's part of a cycle: nodes drafted, the tree's depth, tokens delivered, the drafter's grade."""
 
     request_id: int
     drafted: int
     depth: int
     delivered: int
+    grade: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

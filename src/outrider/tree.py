@@ -15,11 +15,15 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much to guess for one request in this cycle: levels, siblings a level, nodes in all."""
+    """How much to guess for one request in this cycle: levels, siblings a level, nodes in all.
+
+    grade: what the drafter said of its guess beforehand (`Drafter.grade`), for the record.
+    """
 
     depth: int = 0
     width: int = 1
     nodes: int = 0
+    grade: int | None = None
 
 
 NO_GUESS = Budget()

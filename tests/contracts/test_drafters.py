@@ -26,6 +26,7 @@ class Spy:
         self.inner, self.wrong = inner, wrong
         self.name, self.needs = inner.name, inner.needs
         self.begin, self.end, self.observe, self.place = inner.begin, inner.end, inner.observe, inner.place
+        self.grade = inner.grade
         self.asked: list[tuple[Ask, DraftTree]] = []
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
@@ -103,7 +104,7 @@ def test_a_drafter_lags_and_catches_up(name: str) -> None:
         budget = engine.control.budget
         cycle = iter(range(10_000))
         if pause:
-            engine.control.budget = lambda asked: {} if next(cycle) % 6 < 3 else budget(asked)  # noqa: B023
+            engine.control.budget = lambda *asked: {} if next(cycle) % 6 < 3 else budget(*asked)  # noqa: B023
         asked = requests(count=4, temperature=1.0, max_tokens=80)
         toy.run(engine, asked)
         rates.append(sum(r.tally.accepted for r in asked) / sum(r.tally.drafted for r in asked))

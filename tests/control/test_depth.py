@@ -77,6 +77,22 @@ def test_a_text_that_changes_is_found_out() -> None:
     assert sum(depths[250:]) >= 300
 
 
+def test_grades_are_learned_apart() -> None:
+    """Short matches that mostly fail do not spoil long ones that hold; without a match nothing is asked for."""
+    control = Control(PassCost(FLAT), depth=None, width=1)
+    request = Request(0, (1,), SamplingParams(), 0, limit=10**6)
+    for cycle in range(200):
+        grade = 2 if cycle % 2 else 16
+        budget = control.budget([request], {0: grade}).get(0)
+        depth = budget.depth if budget else 0
+        accepted = depth if grade == 16 else 0
+        done = RequestCycle(0, depth, depth, 1 + accepted, grade)
+        control.learn(Record(1 + depth, 0, (done,), 0.0, PassCost(FLAT).seconds(1 + depth), 0, 0))
+    assert control.budget([request], {0: 16})[0].depth >= 8
+    assert 0 not in control.budget([request], {0: 2})
+    assert control.budget([request], {0: 0}) == {}
+
+
 def test_one_request_may_switch_speculation_off_or_lower_its_depth() -> None:
     control = Control(PassCost(FLAT), depth=6, width=2, adaptive=False)
     off = Request(0, (1,), SamplingParams(speculation=False), 0)

@@ -7,7 +7,8 @@ most tokens per second under the measured cost wins; N = 0 is among the choices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.cost import PassCost
@@ -15,7 +16,7 @@ from outrider.record import Record
 from outrider.request import Request
 from outrider.tree import Budget
 
-DEEPEST = 10
+DEEPEST = 16
 """Levels that are weighed where the user set no limit."""
 PROBE_SHARE = 0.015
 """Share of the time that may go into finding out, while guessing does not pay, whether a text has changed."""
@@ -39,21 +40,25 @@ class Control:
         self.adaptive = adaptive
         self._plain_cycles: dict[int, int] = {}
 
-    def budget(self, requests: Sequence[Request]) -> dict[int, Budget]:
-        """Budgets by request id for the requests that decode in this pass."""
-        caps = {request.id: self._cap(request) for request in requests}
-        depths = self._best(caps) if self.adaptive else caps
+    def budget(
+        self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
+    ) -> dict[int, Budget]:
+        """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
+        caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
+        depths = self._best(caps, grades) if self.adaptive else caps
         if self.adaptive:
             self._probe(caps, depths)
         return {
-            request_id: Budget(depth, self.width, depth * self.width) for request_id, depth in depths.items() if depth
+            request_id: Budget(depth, self.width, depth * self.width, grades.get(request_id))
+            for request_id, depth in depths.items()
+            if depth
         }
 
     def learn(self, record: Record) -> None:
         """Take in what a pass did and what it cost."""
         deepest = 0
         for cycle in record.cycles:
-            self.acceptance.learn(cycle.request_id, cycle.depth, cycle.delivered - 1)
+            self.acceptance.learn(cycle.request_id, cycle.depth, cycle.delivered - 1, cycle.grade)
             plain = self._plain_cycles.get(cycle.request_id, 0)
             self._plain_cycles[cycle.request_id] = 0 if cycle.depth else plain + 1
             deepest = max(deepest, cycle.depth)
@@ -66,8 +71,8 @@ class Control:
         self.acceptance.forget(request.id)
         self._plain_cycles.pop(request.id, None)
 
-    def _cap(self, request: Request) -> int:
-        if not request.params.speculation:
+    def _cap(self, request: Request, grade: int | None) -> int:
+        if not request.params.speculation or grade == 0:
             return 0
         return self.depth if request.params.depth is None else min(self.depth, request.params.depth)
 
@@ -86,10 +91,10 @@ class Control:
                     depths[request_id] = depth
                     break
 
-    def _best(self, caps: dict[int, int]) -> dict[int, int]:
+    def _best(self, caps: dict[int, int], grades: Mapping[int, int | None]) -> dict[int, int]:
         levels = []
         for request_id, cap in caps.items():
-            rate = self.acceptance.rate(request_id)
+            rate = self.acceptance.rate(request_id, grades.get(request_id))
             levels += [(rate**level, level, request_id) for level in range(1, cap + 1)]
         levels.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
         tokens = float(len(caps))

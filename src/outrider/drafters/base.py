@@ -91,6 +91,11 @@ class Drafter(Protocol):
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[tuple[Request, int]]) -> None:
         """Sees every target pass, prefill included; `commits` are requests with their number of new tokens."""
 
+    def grade(self, request: Request) -> int | None:
+        """How sure it is of its next guess, told before the budget is set: the length of a match, say. 0: it would not
+        guess at all; None: it cannot tell.
+        """
+
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         """One tree an ask, within its budget; an empty tree where it has nothing to say."""
 

@@ -49,6 +49,10 @@ class EarlyExit:
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[tuple[Request, int]]) -> None:
         """The target's stack is its memory."""
 
+    def grade(self, request: Request) -> int | None:
+        """Known only once it has run."""
+        return None
+
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         starts = [ask.request.num_tokens - 1 for ask in asks]
         return self._grower.grow(asks, starts, self._workshop.target.device)

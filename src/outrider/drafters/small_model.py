@@ -63,6 +63,10 @@ class SmallModel:
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[tuple[Request, int]]) -> None:
         """Catches up from tokens when asked."""
 
+    def grade(self, request: Request) -> int | None:
+        """Known only once it has run."""
+        return None
+
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         return self._grower.grow(asks, [ask.seen for ask in asks], self.model.device)
 

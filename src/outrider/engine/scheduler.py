@@ -162,7 +162,7 @@ class Scheduler:
         room = min(request.limit - len(request.output), self.max_context - request.num_tokens) - 1
         depth = min(budget.depth, max(0, room))
         nodes = min(budget.nodes, spare)
-        return Budget(depth, budget.width, nodes) if depth and nodes > 0 else NO_GUESS
+        return Budget(depth, budget.width, nodes, budget.grade) if depth and nodes > 0 else NO_GUESS
 
     def _victim(self, request: Request, works: list[Work]) -> Request:
         planned = {work.request.id for work in works}

@@ -105,7 +105,9 @@ class Engine:
     def launch(self) -> Flight:
         """Plan, draft, and run the target over known tokens and guesses at once."""
         started = time.perf_counter()
-        plan = self.scheduler.plan(self.control.budget(self.scheduler.decoding()))
+        decoding = self.scheduler.decoding()
+        grades = {request.id: self.drafter.grade(request) for request in decoding} if self.drafter else {}
+        plan = self.scheduler.plan(self.control.budget(decoding, grades))
         self._begin(plan)
         trees = self._propose(plan.works)
         batch, starts = self._build(plan.works, trees)
