@@ -261,8 +261,10 @@ class LLM:
     def _result(self, request: Request, stream: TextStream | None) -> Result:
         params, resolved = request.params, self.resolved
         assert request.finish_reason is not None
+        ended = bool(request.output) and request.output[-1] in request.end_ids
+        said = request.output[:-1] if ended else request.output
         return Result(
-            text=stream.text if stream is not None else self._decode(request.output),
+            text=stream.text if stream is not None else self._decode(said),
             token_ids=tuple(request.output),
             finish_reason=str(request.finish_reason),
             seed=request.seed,

@@ -167,6 +167,17 @@ def test_a_stream_is_the_same_text(open_llm: Open) -> None:
     assert sum((delta.token_ids for delta in deltas), ()) == whole.token_ids
 
 
+def test_a_stop_token_is_in_the_ids_and_not_in_the_text(open_llm: Open) -> None:
+    llm = open_llm(drafter="ngram")
+    (free,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=20))
+    stop = free.token_ids[9]
+    params = SamplingParams(max_tokens=20, stop_token_ids=(stop,))
+    (cut,) = llm.generate(PROMPTS[0], params)
+    assert cut.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert cut.text == llm._decode(cut.token_ids[:-1])
+    assert "".join(delta.text for delta in llm.stream(PROMPTS[0], params)) == cut.text
+
+
 def test_a_stream_that_is_left_early_gives_its_slots_back(open_llm: Open) -> None:
     llm = open_llm(drafter="ngram")
     stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=40))

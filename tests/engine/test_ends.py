@@ -27,6 +27,12 @@ def test_an_end_token_inside_a_burst_ends_before_the_limit() -> None:
     assert asked.finish_reason is FinishReason.STOP
 
 
+def test_an_end_token_is_in_the_ids_and_not_in_the_text() -> None:
+    asked, stream = request(ends=(ord("."),)), TextStream(bytes_decoder)
+    assert deliver(asked, list(b"one. two"), None, stream).text == stream.text == "one"
+    assert bytes(asked.output) == b"one."
+
+
 def test_the_limit_cuts_a_burst() -> None:
     asked = request(limit=5)
     assert deliver(asked, [10, 11, 12, 20, 21, 22], None, None).tokens == (10, 11, 12, 20, 21)

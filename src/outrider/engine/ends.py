@@ -36,8 +36,9 @@ def deliver(
         request.output.append(token)
         if logprobs is not None:
             request.logprobs.append(logprobs[index])
-        stopped = text is not None and text.push(token)
-        if stopped or token in request.end_ids:
+        # An end token is in the ids and not in the text.
+        ended = token in request.end_ids
+        if ended or (text is not None and text.push(token)):
             request.finish_reason = FinishReason.STOP
         elif len(request.output) >= request.limit:
             request.finish_reason = FinishReason.LENGTH
