@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.registry import DRAFTERS, nearest
+from outrider.registry import DRAFTERS, nearest, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "packed")
 ACCEPTANCE = ("match", "rejection")
@@ -103,8 +103,7 @@ class EngineConfig:
         Raises:
             ConfigError: for an unknown key or a value out of range.
         """
-        known = [f.name for f in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise ConfigError(f"unknown setting {name!r}: {nearest(name, known)}")
+        problem = unknown("setting", settings, [f.name for f in fields(cls)])
+        if problem:
+            raise ConfigError(problem)
         return cls(**settings)

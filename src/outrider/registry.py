@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +34,11 @@ class Registry(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+
+def unknown(kind: str, names: Iterable[str], known: list[str]) -> str | None:
+    """The sentence on the first name that is not known; None where all are."""
+    return next((f"unknown {kind} {name!r}: {nearest(name, known)}" for name in names if name not in known), None)
 
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str:

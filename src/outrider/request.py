@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from outrider.errors import RequestError
 from outrider.record import Tally
-from outrider.registry import nearest
+from outrider.registry import unknown
 
 
 class Automaton(Protocol):
@@ -165,10 +165,9 @@ class SamplingParams:
         Raises:
             RequestError: for an unknown field or a value out of range.
         """
-        known = [f.name for f in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise RequestError(f"unknown sampling field {name!r}: {nearest(name, known)}")
+        problem = unknown("sampling field", settings, [f.name for f in fields(cls)])
+        if problem:
+            raise RequestError(problem)
         return cls(**settings)
 
 

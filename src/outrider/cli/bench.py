@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.options import Json, Model, Raw, Settings, takes
+from outrider.cli.options import Json, Limit, MaxTokens, Model, PromptFile, Raw, Settings, takes
 from outrider.cli.render import notes, number, print_json, table, write
 from outrider.cli.session import session
 from outrider.config import EngineConfig
@@ -26,13 +26,10 @@ def bench(
     model: Model,
     *,
     settings: Settings,
-    prompts: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="JSON lines with prompt, messages or turns; built-in ones if left out."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="At most this many prompts.")] = None,
+    prompts: PromptFile = None,
+    limit: Limit = None,
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Completion tokens a prompt.")] = 128,
+    max_tokens: MaxTokens = 128,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each prompt is run.")] = 1,
     against: Annotated[
         list[str] | None,

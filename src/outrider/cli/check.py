@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.options import Json, Model, Raw, Settings, takes
+from outrider.cli.options import Json, Limit, MaxTokens, Model, PromptFile, Raw, Settings, takes
 from outrider.cli.render import notes, number, print_json, table, write
 from outrider.cli.session import fetch_if_missing
 from outrider.config import EngineConfig
@@ -23,16 +23,13 @@ def check(
     model: Model,
     *,
     settings: Settings,
-    prompts: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="JSON lines with prompt, messages or turns; built-in ones if left out."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="At most this many prompts.")] = None,
+    prompts: PromptFile = None,
+    limit: Limit = None,
     temperature: Annotated[
         list[float] | None,
         typer.Option(metavar="X", help="A temperature to compare at; may be repeated. Default: 0 and 1."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(metavar="N", help="Completion tokens a prompt.")] = 128,
+    max_tokens: MaxTokens = 128,
     seed: Annotated[int, typer.Option(metavar="N", help="Prompt i runs with this seed plus i.")] = 0,
     batched: Annotated[
         bool, typer.Option("--batched", help="Leave the runs alone out: no speed is measured, much sooner done.")

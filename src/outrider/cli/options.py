@@ -21,6 +21,12 @@ from outrider.request import LogprobsMode, SamplingParams
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, folder, .gguf file or hub id.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; `-` reads it from standard input.")]
+PromptFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="JSON lines with prompt, messages or turns; built-in ones if left out."),
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="At most this many prompts.")]
+MaxTokens = Annotated[int, typer.Option(metavar="N", help="Completion tokens a prompt.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Leave the prompt as it is: no chat template.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")]
 
