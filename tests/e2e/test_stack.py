@@ -49,6 +49,7 @@ class Oracle:
         self.texts, self.vocab_size, self.is_right = texts, vocab_size, is_right
         self.begin = self.end = lambda request: None
         self.observe = lambda batch, output, commits: None
+        self.grade = lambda request: None
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         return [self._tree(ask) for ask in asks]
