@@ -1,4 +1,4 @@
-"""The door of a drafter: four verbs, and a frozen statement of what it needs."""
+"""The door of a drafter: its verbs, and a frozen statement of what it needs."""
 
 from __future__ import annotations
 

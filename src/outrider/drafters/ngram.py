@@ -26,8 +26,11 @@ class _Index:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._ends: dict[tuple[int, int], list[int]] = {}
+        self._matches: list[tuple[int, int]] | None = None
 
     def extend(self, tokens: Sequence[int]) -> None:
+        if tokens:
+            self._matches = None
         for token in tokens:
             self.tokens.append(token)
             if len(self.tokens) >= MIN_MATCH:
@@ -35,11 +38,11 @@ class _Index:
 
     def matches(self) -> list[tuple[int, int]]:
         """Earlier occurrences of the text's own end as (length, end), the longest first, then the latest."""
-        if len(self.tokens) < MIN_MATCH:
-            return []
-        ends = self._ends[self.tokens[-2], self.tokens[-1]]
-        found = [(self._length(end), end) for end in ends[-1 - CANDIDATES : -1]]  # the very last is the end itself
-        return sorted(found, reverse=True)
+        if self._matches is None:  # the grade and the guess of one cycle ask for the same
+            ends = self._ends[self.tokens[-2], self.tokens[-1]] if len(self.tokens) >= MIN_MATCH else []
+            found = [(self._length(end), end) for end in ends[-1 - CANDIDATES : -1]]  # the very last is the end itself
+            self._matches = sorted(found, reverse=True)
+        return self._matches
 
     def continuations(self, depth: int, width: int) -> list[list[int]]:
         """Up to `width` different continuations, best match first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from outrider.errors import ConfigError
@@ -99,7 +99,6 @@ def bench(
 
 def ours(llm: Any, params: Any, raw: bool = False) -> Contender:
     """An `LLM` as a contender; `params` are its `SamplingParams`, whose `max_tokens` is set a run."""
-    from dataclasses import replace
 
     def run(prompt: Prompt, max_tokens: int) -> Run:
         started = time.perf_counter()
