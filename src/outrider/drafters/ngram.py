@@ -15,7 +15,7 @@ from outrider.tree import EMPTY_TREE, DraftTree
 
 MIN_MATCH = 2
 MAX_MATCH = 16
-"""A longer match is no better evidence: of texts that copy, 98 % of next tokens were right from here on."""
+"""A longer match is hardly better evidence: in texts that copy, 98 % of next tokens were right from here on."""
 CANDIDATES = 64
 """Latest occurrences that are looked at."""
 
