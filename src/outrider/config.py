@@ -28,10 +28,12 @@ class EngineConfig:
 
     Attributes:
         model: alias, folder, `.gguf` file or hub id of the target.
-        drafter: a name of the registry, "auto" or "none" (plain decoding). drafter_model: the small model's own name.
+        drafter: a name of the registry, two joined by "+" (a cascade: the second guesses where the first is silent),
+            "auto" or "none" (plain decoding). drafter_model: folder or alias of the drafter's own weights.
         dtype: "float32", "bfloat16", "packed" (a quantised file's own bits), or "auto".
         device: "cpu", "cuda", "cuda:1", ... or "auto". threads: CPU threads of the kernels (None: all).
-        depth: most levels of a draft tree, None leaves it to control. width: most siblings a level.
+        depth: most levels of a draft tree, None leaves it to control. width: most siblings a level (None: the
+            drafter's own, 1 for a chain). nodes: most nodes of a tree (None: depth times width).
         exit_layers: layers that `early_exit` runs (None: a third of the target's).
         adaptive: control may choose any depth from 0 to `depth`; False drafts `depth` levels always.
         acceptance: "match" (same seed, same text) or "rejection" (same law).
@@ -48,7 +50,8 @@ class EngineConfig:
     device: str = "auto"
     threads: int | None = None
     depth: int | None = None
-    width: int = 1
+    width: int | None = None
+    nodes: int | None = None
     exit_layers: int | None = None
     adaptive: bool = True
     acceptance: str = "match"
@@ -70,7 +73,11 @@ class EngineConfig:
         choose("dtype", DTYPES)
         choose("acceptance", ACCEPTANCE)
         choose("kernels", ("auto", "native", "plain"))
-        choose("drafter", ("auto", "none", *DRAFTERS))
+        if self.drafter not in ("auto", "none") and isinstance(self.drafter, str):
+            parts = self.drafter.split("+")
+            problem = unknown("drafter", parts, list(DRAFTERS))
+            if problem or len(parts) > 2:
+                raise ConfigError(problem or f"drafter={self.drafter!r} joins more than two: name two, cheap one first")
         for name in ("model", "drafter_model"):
             if isinstance(getattr(self, name), Path):
                 object.__setattr__(self, name, str(getattr(self, name)))
@@ -84,6 +91,7 @@ class EngineConfig:
             ("max_requests", 1),
             ("max_rows", 1),
             ("block_size", 1),
+            ("nodes", 1),
             ("depth", 0),
             ("exit_layers", 1),
             ("max_context", 2),

@@ -33,3 +33,7 @@ class NumericsError(OutriderError):
 
 class KernelError(OutriderError):
     """A kernel could not be built or failed its self-test on this device."""
+
+
+class TrainingError(OutriderError):
+    """A drafter cannot be trained, or its training cannot go on; finished checkpoints and data stay as they are."""

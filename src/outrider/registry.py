@@ -56,5 +56,19 @@ DRAFTERS = Registry(
     },
 )
 
-READ_BY: Mapping[str, str] = MappingProxyType({"drafter_model": "small_model", "exit_layers": "early_exit"})
-"""Settings that one drafter alone reads."""
+TRAINED = Registry(
+    "trained drafter",
+    {
+        "small_model": "outrider.training.small_model:SmallModel",
+        "medusa": "outrider.training.medusa:Medusa",
+        "eagle3": "outrider.training.eagle3:Eagle3",
+        "block": "outrider.training.block:Block",
+        "early_exit": "outrider.training.early_exit:EarlyExit",
+    },
+)
+"""The module that is trained for each drafter that learns from a target."""
+
+READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"drafter_model": ("small_model",), "exit_layers": ("early_exit",)}
+)
+"""Settings that only some drafters read."""

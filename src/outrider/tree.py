@@ -15,15 +15,25 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much to guess for one request in this cycle: levels, siblings a level, nodes in all.
+    """How much to guess for one request in this cycle.
 
-    grade: what the drafter said of its guess beforehand (`Drafter.grade`), for the record.
+    Attributes:
+        depth, width, nodes: most levels, siblings a level, nodes in all.
+        prices: expected tokens that the i-th node must bring to be worth its row of the pass; the last holds for all
+            that follow. Empty: every node is wanted. level_price: likewise for one more level of drafting.
+        grade: what the drafter said of its guess beforehand (`Drafter.grade`), for the record.
     """
 
     depth: int = 0
     width: int = 1
     nodes: int = 0
+    prices: tuple[float, ...] = ()
+    level_price: float = 0.0
     grade: int | None = None
+
+    def price(self, node: int) -> float:
+        """Of node `node`, counted from 0."""
+        return self.prices[min(node, len(self.prices) - 1)] if self.prices else 0.0
 
 
 NO_GUESS = Budget()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.drafters.base import Ask, Needs
+from outrider.drafters.base import Ask, Drafter
 from outrider.engine.scheduler import key_of
 from outrider.errors import KernelError
 from outrider.request import Request
@@ -40,16 +40,13 @@ def model(request, tmp_path_factory) -> str:
     return save(folder, "qwen3", getattr(torch, request.param))
 
 
-class Oracle:
+class Oracle(Drafter):
     """Knows the text: the last of `width` siblings is right at every level, or, where `is_right` is false, none is."""
 
-    name, needs = "oracle", Needs()
+    name = "oracle"
 
     def __init__(self, texts: dict[tuple[int, ...], list[int]], vocab_size: int, is_right: bool) -> None:
         self.texts, self.vocab_size, self.is_right = texts, vocab_size, is_right
-        self.begin = self.end = lambda request: None
-        self.observe = lambda batch, output, commits: None
-        self.grade = lambda request: None
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         return [self._tree(ask) for ask in asks]

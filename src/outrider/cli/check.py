@@ -81,7 +81,7 @@ def check(
 
 def _settings_for(drafter: str, engine: dict[str, Any]) -> dict[str, Any]:
     """The engine's settings with this drafter, less those that another drafter alone reads."""
-    kept = {name: value for name, value in engine.items() if READ_BY.get(name, drafter) == drafter}
+    kept = {name: value for name, value in engine.items() if drafter in READ_BY.get(name, (drafter,))}
     return {**kept, "drafter": drafter}
 
 

@@ -1,9 +1,9 @@
-"""Running estimates of how often a guess is right, by request and by the drafter's grade, shrunk to all requests'."""
+"""Running estimates of what guesses bring, by request and by the drafter's grade, shrunk to all requests'."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MEMORY = 24.0
 """Trials after which old evidence has lost most of its weight: text changes its nature within a few sentences."""
@@ -11,6 +11,8 @@ SHRINK = 4.0
 """The pool counts as much as so many of a request's own trials."""
 PRIOR_TRIALS = 4.0
 PRIOR_RATE = 0.6
+SHAPE_WEIGHT = 0.08
+"""Weight of one new tree in its request's means."""
 STEPS = (1, 3, 4, 6, 9, 16)
 """Grades that are counted apart begin here, where the lengths of matches began to differ (docs/measurements.md)."""
 
@@ -50,6 +52,39 @@ class Acceptance:
         trials, step = min(depth, accepted + 1), _step(grade)
         self._pool.setdefault(step, _prior()).add(accepted, trials)
         self._requests.setdefault(request_id, {}).setdefault(step, _Counts()).add(accepted, trials)
+
+    def forget(self, request_id: int) -> None:
+        self._requests.pop(request_id, None)
+
+
+@dataclass(slots=True)
+class Shape:
+    """Means of the trees that a drafter which ranks its guesses makes by itself: tokens accepted, nodes, levels."""
+
+    accepted: float
+    nodes: float
+    levels: float
+
+    def learn(self, accepted: int, nodes: int, levels: int, weight: float) -> None:
+        self.accepted += weight * (accepted - self.accepted)
+        self.nodes += weight * (nodes - self.nodes)
+        self.levels += weight * (levels - self.levels)
+
+
+class Shapes:
+    """A shape a request; a new one begins as the mean of all."""
+
+    def __init__(self) -> None:
+        self._pool = Shape(accepted=1.5, nodes=4.0, levels=4.0)
+        self._requests: dict[int, Shape] = {}
+
+    def of(self, request_id: int) -> Shape:
+        return self._requests.get(request_id, self._pool)
+
+    def learn(self, request_id: int, accepted: int, nodes: int, levels: int) -> None:
+        own = self._requests.setdefault(request_id, replace(self._pool))
+        for shape in (own, self._pool):
+            shape.learn(accepted, nodes, levels, SHAPE_WEIGHT)
 
     def forget(self, request_id: int) -> None:
         self._requests.pop(request_id, None)

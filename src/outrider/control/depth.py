@@ -3,14 +3,18 @@
 Expected tokens of a pass with N guessed levels are R plus the sum of their path weights (Leviathan et al., 2211.17192;
 best-first over all requests as in DSpark, 2607.05147): levels are taken by falling weight, and the N that promises
 most tokens per second under the measured cost wins; N = 0 is among the choices.
+A drafter that ranks its guesses is told what a node costs in tokens and shapes its tree itself (the width rule of CAST,
+2610.00321); here it is only decided which requests guess at all.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from outrider.control.acceptance import Acceptance
+from outrider.control.acceptance import Acceptance, Shapes
 from outrider.control.cost import PassCost
 from outrider.record import Record
 from outrider.request import Request
@@ -25,19 +29,42 @@ ADVANTAGE = 1.02
 """Guessing must promise this much more than plain decoding: a promise is noisier than plain decoding's price."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Something that may be added to a pass: `tokens` more are expected of `rows` more rows, `levels` deep."""
+
+    request_id: int
+    tokens: float
+    rows: float
+    levels: float
+    depth: int
+
+
 class Control:
     """Chooses a budget a request from running acceptance times measured costs.
 
     Args:
-        depth: most levels (None: `DEEPEST`). width: siblings a level. adaptive: False always drafts `depth` levels.
+        depth: most levels (None: `DEEPEST`). width: siblings a level. nodes: most of a tree (None: depth x width).
+        adaptive: False always drafts `depth` levels. ranks: the drafter shapes its trees by prices.
     """
 
-    def __init__(self, cost: PassCost, depth: int | None, width: int, adaptive: bool = True) -> None:
+    def __init__(
+        self,
+        cost: PassCost,
+        depth: int | None,
+        width: int,
+        nodes: int | None = None,
+        adaptive: bool = True,
+        ranks: bool = False,
+    ) -> None:
         self.cost = cost
         self.acceptance = Acceptance()
+        self.shapes = Shapes()
         self.depth = DEEPEST if depth is None else depth
         self.width = width
+        self.nodes = self.depth * width if nodes is None else nodes
         self.adaptive = adaptive
+        self.ranks = ranks
         self._plain_cycles: dict[int, int] = {}
 
     def budget(
@@ -45,20 +72,26 @@ class Control:
     ) -> dict[int, Budget]:
         """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
         caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
-        depths = self._best(caps, grades) if self.adaptive else caps
-        if self.adaptive:
-            self._probe(caps, depths)
-        return {
-            request_id: Budget(depth, self.width, depth * self.width, grades.get(request_id))
-            for request_id, depth in depths.items()
-            if depth
-        }
+        if not self.adaptive:
+            return self._budgets(caps, grades)
+        depths, speed = self._best(caps, grades)
+        self._probe(caps, depths)
+        if not self.ranks:
+            return self._budgets(depths, grades)
+        # What one more node of every tree would cost, in the tokens that the time is worth.
+        count = max(1, len(caps))
+        seconds = [self.cost.seconds(count * (rows + 1)) for rows in range(self.nodes + 1)]
+        prices = tuple((b - a) * speed / count for a, b in itertools.pairwise(seconds))
+        return self._budgets(depths, grades, prices, self.cost.draft_level * speed / count)
 
     def learn(self, record: Record) -> None:
         """Take in what a pass did and what it cost."""
         deepest = 0
         for cycle in record.cycles:
-            self.acceptance.learn(cycle.request_id, cycle.depth, cycle.delivered - 1, cycle.grade)
+            accepted = cycle.delivered - 1
+            self.acceptance.learn(cycle.request_id, cycle.depth, accepted, cycle.grade)
+            if cycle.depth and cycle.grade is None:
+                self.shapes.learn(cycle.request_id, accepted, cycle.drafted, cycle.depth)
             plain = self._plain_cycles.get(cycle.request_id, 0)
             self._plain_cycles[cycle.request_id] = 0 if cycle.depth else plain + 1
             deepest = max(deepest, cycle.depth)
@@ -69,7 +102,23 @@ class Control:
 
     def forget(self, request: Request) -> None:
         self.acceptance.forget(request.id)
+        self.shapes.forget(request.id)
         self._plain_cycles.pop(request.id, None)
+
+    def _budgets(
+        self,
+        depths: Mapping[int, int],
+        grades: Mapping[int, int | None],
+        prices: tuple[float, ...] = (),
+        level_price: float = 0.0,
+    ) -> dict[int, Budget]:
+        return {
+            request_id: Budget(
+                depth, self.width, min(depth * self.width, self.nodes), prices, level_price, grades.get(request_id)
+            )
+            for request_id, depth in depths.items()
+            if depth
+        }
 
     def _cap(self, request: Request, grade: int | None) -> int:
         if not request.params.speculation or grade == 0:
@@ -91,24 +140,32 @@ class Control:
                     depths[request_id] = depth
                     break
 
-    def _best(self, caps: dict[int, int], grades: Mapping[int, int | None]) -> dict[int, int]:
-        levels = []
-        for request_id, cap in caps.items():
-            rate = self.acceptance.rate(request_id, grades.get(request_id))
-            levels += [(rate**level, level, request_id) for level in range(1, cap + 1)]
-        levels.sort(key=lambda entry: (-entry[0], entry[1], entry[2]))
+    def _best(self, caps: dict[int, int], grades: Mapping[int, int | None]) -> tuple[dict[int, int], float]:
+        """Depths by request id, and the tokens per second that they promise."""
+        choices = [c for request_id, cap in caps.items() for c in self._choices(request_id, cap, grades)]
+        choices.sort(key=lambda choice: (-choice.tokens / choice.rows, choice.depth, choice.request_id))
         tokens = float(len(caps))
-        rows = len(caps)
-        plain = best = tokens / self.cost.seconds(rows) if caps else 0.0
-        taken = deepest = 0
-        for count, (weight, level, _) in enumerate(levels, start=1):
-            tokens += weight
-            rows += self.width
-            deepest = max(deepest, level)
-            speed = tokens / (self.cost.seconds(rows) + deepest * self.cost.draft_level)
+        rows = float(len(caps))
+        plain = best = tokens / self.cost.seconds(len(caps)) if caps else 0.0
+        taken = 0
+        deepest = 0.0
+        for count, choice in enumerate(choices, start=1):
+            tokens += choice.tokens
+            rows += choice.rows
+            deepest = max(deepest, choice.levels)
+            speed = tokens / (self.cost.seconds(round(rows)) + deepest * self.cost.draft_level)
             if speed > best and speed > plain * ADVANTAGE:
                 best, taken = speed, count
         depths = dict.fromkeys(caps, 0)
-        for _, level, request_id in levels[:taken]:
-            depths[request_id] = level
-        return depths
+        for choice in choices[:taken]:
+            depths[choice.request_id] = choice.depth
+        return depths, best
+
+    def _choices(self, request_id: int, cap: int, grades: Mapping[int, int | None]) -> list[_Choice]:
+        """Level by level, or, where the drafter shapes its trees itself, all or nothing."""
+        grade = grades.get(request_id)
+        if self.ranks and grade is None and cap:
+            shape = self.shapes.of(request_id)
+            return [_Choice(request_id, shape.accepted, shape.nodes, shape.levels, cap)]
+        rate = self.acceptance.rate(request_id, grade)
+        return [_Choice(request_id, rate**level, self.width, level, level) for level in range(1, cap + 1)]

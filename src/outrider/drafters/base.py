@@ -1,10 +1,10 @@
-"""The door of a drafter: its verbs, and a frozen statement of what it needs."""
+"""The door of a drafter: its verbs, with defaults, and a frozen statement of what it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from outrider.cache.pages import Pages, PageSpec
 from outrider.models.batch import FlatBatch, TargetOutput
@@ -27,6 +27,9 @@ class Needs:
         stack: layers of the drafter's own key-value stack (empty: none). stack_dtype: its element type.
         scratch_levels: levels of guesses whose keys the drafter writes, counted back from the tree's depth (1: every
             level but the last); each level holds at most `width` of them. None: no scratch slots at all.
+        scratch_chain: each of those levels takes one slot, whatever the width (a block drafter's rows).
+        ranks: it ranks its guesses, and stops where none is worth its price (`Budget.prices`). width: siblings a level
+            where the user set none.
         target_layers: the drafter runs the target's layers [0, n) on its own rows. taps: layers whose hidden states
             `observe` wants. extra_rows: probe rows it adds to a pass.
         tokens_on_host: it reads the tokens themselves, so that a cycle cannot be launched before the last is read.
@@ -35,6 +38,9 @@ class Needs:
     stack: tuple[PageSpec, ...] = ()
     stack_dtype: torch.dtype | None = None
     scratch_levels: int | None = None
+    scratch_chain: bool = False
+    ranks: bool = False
+    width: int = 1
     target_layers: int | None = None
     taps: tuple[int, ...] = ()
     extra_rows: int = 0
@@ -42,7 +48,9 @@ class Needs:
 
     def num_scratch(self, depth: int, width: int) -> int:
         """Scratch slots for one request's guesses."""
-        return 0 if self.scratch_levels is None else max(0, depth - self.scratch_levels) * width
+        if self.scratch_levels is None:
+            return 0
+        return max(0, depth - self.scratch_levels) * (1 if self.scratch_chain else width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,25 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Commit:
+    """What one pass settled about one request.
+
+    Attributes:
+        request: read only; its output holds the new tokens already. num_new: how many the pass delivered.
+        start: position of the first of `rows`. rows: rows of the batch (and of its taps) whose tokens are now committed,
+            at positions `start`, `start + 1`, ...: known tokens, then the accepted path.
+        table: its block table. seen: leading tokens whose keys the drafter's own stack held before this pass.
+    """
+
+    request: Request
+    num_new: int
+    start: int
+    rows: tuple[int, ...]
+    table: Sequence[int] = ()
+    seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Workshop:
     """What a drafter is built from: the target and the settings."""
 
@@ -72,15 +99,17 @@ class Workshop:
     config: EngineConfig
 
 
-class Drafter(Protocol):
+class Drafter:
     """Guesses the next tokens. It never touches the ledger, never draws the final token, never knows the engine.
 
-    After `propose` was asked about a request (with a budget above 0), the drafter's stack holds the keys of all the
-    request's tokens known at that time; that is how the ledger counts what it has seen.
+    A new drafter inherits from this class and writes `name`, `needs` and `propose`; the other verbs do nothing unless
+    it needs them. It is built from a `Workshop`.
     """
 
     name: str
-    needs: Needs
+    needs: Needs = Needs()
+    nbytes: int = 0
+    """Bytes of its own weights."""
 
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         """Where keys live; called once, before any request."""
@@ -88,16 +117,22 @@ class Drafter(Protocol):
     def begin(self, request: Request) -> None:
         """A request starts (again, after a preemption)."""
 
-    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[tuple[Request, int]]) -> None:
-        """Sees every target pass, prefill included; `commits` are requests with their number of new tokens."""
+    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
+        """Sees every target pass, prefill included, with what it settled about each request of it."""
 
     def grade(self, request: Request) -> int | None:
         """How sure it is of its next guess, told before the budget is set: the length of a match, say. 0: it would not
         guess at all; None: it cannot tell.
         """
+        return None
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         """One tree an ask, within its budget; an empty tree where it has nothing to say."""
+        raise NotImplementedError
+
+    def seen(self, request: Request) -> int | None:
+        """Leading tokens whose keys its own stack holds by now, told after `observe`; None: as many as before."""
+        return None
 
     def end(self, request: Request) -> None:
         """A request is over, or loses its slots."""

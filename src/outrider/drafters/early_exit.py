@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.cache.pages import Pages
-from outrider.drafters.base import Ask, Needs, Workshop
+from outrider.drafters.base import Ask, Drafter, Needs, Workshop
 from outrider.drafters.grow import Grower
 from outrider.errors import ConfigError
-from outrider.models.batch import FlatBatch, TargetOutput
-from outrider.request import Request
 from outrider.tree import DraftTree
 
 
-class EarlyExit:
+class EarlyExit(Drafter):
     """Runs layers [0, n) on its guesses. It reads the target's committed slots and writes only reserved ones; the
     target's own pass writes every layer of every node again.
     """
@@ -43,19 +41,6 @@ class EarlyExit:
             target.vocab_size,
         )
 
-    def begin(self, request: Request) -> None:
-        """Nothing is kept between cycles."""
-
-    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[tuple[Request, int]]) -> None:
-        """The target's stack is its memory."""
-
-    def grade(self, request: Request) -> int | None:
-        """Known only once it has run."""
-        return None
-
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         starts = [ask.request.num_tokens - 1 for ask in asks]
         return self._grower.grow(asks, starts, self._workshop.target.device)
-
-    def end(self, request: Request) -> None:
-        """Slots belong to the ledger."""

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.cache.pages import Pages
-from outrider.drafters.base import Ask, Needs, Workshop
-from outrider.models.batch import FlatBatch, TargetOutput
+from outrider.drafters.base import Ask, Drafter, Workshop
 from outrider.request import Request
 from outrider.tree import EMPTY_TREE, DraftTree
 
@@ -68,23 +66,16 @@ class _Index:
         return [self.tokens[end + step % period] for step in range(depth)]
 
 
-class Ngram:
+class Ngram(Drafter):
     """Guesses from the request's own prompt and completion; costs no model and no memory worth naming."""
 
     name = "ngram"
-    needs = Needs()
 
     def __init__(self, workshop: Workshop) -> None:
         self._indexes: dict[int, _Index] = {}
 
-    def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
-        """Nothing to place."""
-
     def begin(self, request: Request) -> None:
         self._indexes[request.id] = _Index()
-
-    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[tuple[Request, int]]) -> None:
-        """Tokens are read when a guess is asked for."""
 
     def grade(self, request: Request) -> int:
         """The length of the longest match; 0 where nothing is to be guessed."""

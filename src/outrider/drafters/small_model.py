@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.cache.pages import Pages
-from outrider.drafters.base import Ask, Needs, Workshop
+from outrider.drafters.base import Ask, Drafter, Needs, Workshop
 from outrider.drafters.grow import Grower
-from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.models.loader import load
 from outrider.models.target import Target, same_vocabulary
 from outrider.request import Request
 from outrider.tree import DraftTree
 
 
-class SmallModel:
+class SmallModel(Drafter):
     """Drafts by running its model ahead; the noise of its draws is the target's own (Leviathan et al., 2211.17192).
 
     It learns nothing from `observe`: what it has not seen is in the request's tokens, and the next proposal runs them.
@@ -40,11 +39,9 @@ class SmallModel:
             )
             same_vocabulary(target.tokenizer, self.model.tokenizer)
         self.needs = Needs(stack=tuple(self.model.page_specs), stack_dtype=self.model.page_dtype, scratch_levels=1)
+        self.nbytes = 0 if self.model is target else self.model.nbytes
         self._workshop = workshop
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.model is self._workshop.target else self.model.nbytes
+        self._seen: dict[int, int] = {}
 
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         assert own_pages is not None
@@ -57,18 +54,10 @@ class SmallModel:
             self._workshop.target.vocab_size,
         )
 
-    def begin(self, request: Request) -> None:
-        """The ledger knows how much of its prefix the stack has seen."""
-
-    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[tuple[Request, int]]) -> None:
-        """Catches up from tokens when asked."""
-
-    def grade(self, request: Request) -> int | None:
-        """Known only once it has run."""
-        return None
-
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        self._seen |= {ask.request.id: ask.request.num_tokens for ask in asks}
         return self._grower.grow(asks, [ask.seen for ask in asks], self.model.device)
 
-    def end(self, request: Request) -> None:
-        """Slots belong to the ledger."""
+    def seen(self, request: Request) -> int | None:
+        """Everything that was known when it last ran; what came since it runs when asked again."""
+        return self._seen.pop(request.id, None)

@@ -19,6 +19,7 @@ from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import DEEPEST, Control
 from outrider.drafters.base import Drafter, Needs, Workshop
+from outrider.drafters.cascade import Cascade
 from outrider.engine.drafter_probe import probe_drafter
 from outrider.engine.memory import MemoryPlan, plan_memory, slot_bytes
 from outrider.engine.scheduler import Scheduler
@@ -51,6 +52,7 @@ class Resolved:
     drafter: str
     depth: int
     width: int
+    nodes: int
     adaptive: bool
     acceptance: str
     exactness: str
@@ -107,9 +109,13 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
     _refuse(config, target)
     drafter = _drafter(config, target, reasons)
     depth = _depth(config, reasons) if drafter else 0
+    width = _width(config, drafter, reasons)
+    nodes = config.nodes or depth * width
     max_context = _context(config, target, reasons)
-    memory = _plan(config, target, drafter, depth, max_context)
-    engine = _engine(config, target, drafter, depth, max_context, memory.slots)
+    memory = _plan(config, target, drafter, nodes, max_context)
+    ranks = drafter is not None and drafter.needs.ranks
+    control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, ranks)
+    engine = _engine(config, target, drafter, control, max_context, memory.slots)
     found = probe_drafter(engine) if config.self_test and config.drafter_model else None
     resolved = Resolved(
         model=target.name,
@@ -121,7 +127,8 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         fixed_width=target.fixed_width,
         drafter=drafter.name if drafter else "none",
         depth=depth,
-        width=config.width,
+        width=width,
+        nodes=nodes,
         adaptive=config.adaptive,
         acceptance=config.acceptance,
         exactness=target.exactness if config.acceptance == "match" else "distribution",
@@ -141,25 +148,25 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
     return engine, resolved
 
 
-def _plan(config: EngineConfig, target: Target, drafter: Drafter | None, depth: int, max_context: int) -> MemoryPlan:
+def _plan(config: EngineConfig, target: Target, drafter: Drafter | None, nodes: int, max_context: int) -> MemoryPlan:
     """Memory for the target's stack and the drafter's, which share the numbers of their slots."""
     slot = slot_bytes(target.page_specs, target.page_dtype)
     if drafter and drafter.needs.stack:
         slot += slot_bytes(drafter.needs.stack, drafter.needs.stack_dtype or target.page_dtype)
     return plan_memory(
-        weights=target.nbytes + getattr(drafter, "nbytes", 0),
+        weights=target.nbytes + (drafter.nbytes if drafter else 0),
         slot=slot,
         num_slots=config.num_slots,
         block_size=config.block_size,
         max_context=max_context,
-        logit_rows=min(config.max_rows, config.max_requests * (1 + depth * config.width)),
+        logit_rows=min(config.max_rows, config.max_requests * (1 + nodes)),
         vocab_size=target.vocab_size,
         device=target.device,
     )
 
 
 def _engine(
-    config: EngineConfig, target: Target, drafter: Drafter | None, depth: int, max_context: int, num_slots: int
+    config: EngineConfig, target: Target, drafter: Drafter | None, control: Control, max_context: int, num_slots: int
 ) -> Engine:
     needs = drafter.needs if drafter else Needs()
     pages = target.make_pages(num_slots)
@@ -170,8 +177,7 @@ def _engine(
         drafter.place(pages, own_pages, config.block_size)
     stacks = (drafter.name,) if drafter and needs.stack else ()
     ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
-    cost = PassCost.measure(lambda rows: _time_pass(target, pages, rows, config.block_size))
-    control = Control(cost, depth, config.width, config.adaptive)
+    control.cost = PassCost.measure(lambda rows: _time_pass(target, pages, rows, config.block_size))
     scheduler = Scheduler(ledger, needs, config.max_requests, config.max_rows, max_context)
     return Engine(target, pages, scheduler, drafter, control, config.acceptance)
 
@@ -215,15 +221,15 @@ def _refuse(config: EngineConfig, target: Target) -> None:
 def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> Drafter | None:
     name = config.drafter
     if name == "auto":
-        name = READ_BY["drafter_model"] if config.drafter_model else DEFAULT_DRAFTER
+        name = READ_BY["drafter_model"][0] if config.drafter_model else DEFAULT_DRAFTER
         reasons["drafter"] = "a drafter model is named" if config.drafter_model else "needs no weights and no memory"
-    for setting, reader in READ_BY.items():
-        if getattr(config, setting) is not None and name != reader:
-            raise ConfigError(f"{setting} is read by the drafter {reader}, not by {name!r}: leave one out")
+    for setting, readers in READ_BY.items():
+        if getattr(config, setting) is not None and not set(readers) & set(name.split("+")):
+            raise ConfigError(f"{setting} is read by {', '.join(readers)}, not by {name!r}: leave one out")
     if name == "none":
         return None
-    drafter: Drafter = DRAFTERS[name](Workshop(target, config))
-    return drafter
+    made: list[Drafter] = [DRAFTERS[part](Workshop(target, config)) for part in name.split("+")]
+    return made[0] if len(made) == 1 else Cascade(*made)
 
 
 def _depth(config: EngineConfig, reasons: dict[str, str]) -> int:
@@ -231,6 +237,14 @@ def _depth(config: EngineConfig, reasons: dict[str, str]) -> int:
         return config.depth
     reasons["depth"] = "control chooses up to this in every cycle"
     return DEEPEST
+
+
+def _width(config: EngineConfig, drafter: Drafter | None, reasons: dict[str, str]) -> int:
+    if config.width is not None or drafter is None:
+        return config.width or 1
+    if drafter.needs.width > 1:
+        reasons["width"] = f"{drafter.name} ranks siblings; control decides how many pay"
+    return drafter.needs.width
 
 
 def _time_pass(target: Target, pages: Pages, rows: int, block_size: int) -> float:

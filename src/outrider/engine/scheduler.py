@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.cache.ledger import TARGET_SEQUENCE, Key, Ledger
 from outrider.drafters.base import Needs
@@ -162,7 +162,7 @@ class Scheduler:
         room = min(request.limit - len(request.output), self.max_context - request.num_tokens) - 1
         depth = min(budget.depth, max(0, room))
         nodes = min(budget.nodes, spare)
-        return Budget(depth, budget.width, nodes, budget.grade) if depth and nodes > 0 else NO_GUESS
+        return replace(budget, depth=depth, nodes=nodes) if depth and nodes > 0 else NO_GUESS
 
     def _victim(self, request: Request, works: list[Work]) -> Request:
         planned = {work.request.id for work in works}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outrider.cache.ledger import Ledger
 from outrider.cache.pages import Pages
 from outrider.control.depth import Control
-from outrider.drafters.base import Ask, Drafter
+from outrider.drafters.base import Ask, Commit, Drafter
 from outrider.engine import account
 from outrider.engine.ends import Emission, deliver, fail
 from outrider.engine.scheduler import Plan, Scheduler, Work, key_of
@@ -92,7 +92,8 @@ class Engine:
     def always_guessing(self, depth: int) -> Iterator[None]:
         """For tests of exactness: every decode pass guesses `depth` levels, whether that pays or not."""
         chosen = self.control
-        self.control = Control(chosen.cost, depth if self.drafter else 0, chosen.width, adaptive=False)
+        nodes = max(depth, chosen.nodes)
+        self.control = Control(chosen.cost, depth if self.drafter else 0, chosen.width, nodes, adaptive=False)
         try:
             yield
         finally:
@@ -121,13 +122,11 @@ class Engine:
         began = time.perf_counter()
         verdicts = self._verify(flight)
         emissions = [self._settle(verdict, flight, index) for index, verdict in enumerate(verdicts)]
-        self._commit(flight, verdicts, emissions)
+        commits = self._commit(flight, verdicts, emissions)
+        self._observe(flight, commits)
         for emission in emissions:
             if emission.request.finish_reason is not None:
                 self._finish(emission.request, emission.request.finish_reason)
-        if self.drafter:
-            commits = [(emission.request, len(emission.tokens)) for emission in emissions]
-            self.drafter.observe(flight.batch, flight.output, commits)
         ended = time.perf_counter()
         record = account.record(flight, emissions, seconds_sample=ended - began, seconds_total=ended - flight.started)
         self.control.learn(record)
@@ -200,7 +199,7 @@ class Engine:
 
     def _commit(
         self, flight: Flight, verdicts: Sequence[Verdict | OutriderError | None], emissions: Sequence[Emission]
-    ) -> None:
+    ) -> list[Commit]:
         """Lengths move; an accepted path is compacted in the target's stack where it is not in line already.
 
         The last delivered token stays without keys even where it was a guess (an end cut the path), so that the next
@@ -208,18 +207,35 @@ class Engine:
         """
         source: list[int] = []
         target: list[int] = []
-        for work, verdict, emission in zip(flight.plan.works, verdicts, emissions, strict=True):
-            key, stop = key_of(work.request), work.start + work.num_rows
-            if isinstance(verdict, Verdict):
-                for place, node in enumerate(verdict.path[: emission.num_accepted]):
-                    if place != node:
-                        source.append(work.node_slots[node])
-                        target.append(work.node_slots[place])
-            committed = stop + emission.num_accepted
+        commits: list[Commit] = []
+        first = 0  # the work's first row in the batch
+        for work, tree, verdict, emission in zip(flight.plan.works, flight.trees, verdicts, emissions, strict=True):
+            key, nodes = key_of(work.request), first + work.num_rows
+            path = verdict.path[: emission.num_accepted] if isinstance(verdict, Verdict) else ()
+            for place, node in enumerate(path):
+                if place != node:
+                    source.append(work.node_slots[node])
+                    target.append(work.node_slots[place])
+            committed = work.start + work.num_rows + len(path)
             self.ledger.commit(key, work.request.tokens(0, committed), committed)
-            if work.budget.nodes and self.drafter and self.drafter.needs.stack:
-                self.ledger.saw(key, self.drafter.name, stop)
+            rows = (*range(first, nodes), *(nodes + node for node in path))
+            span = self.ledger[key]
+            seen = span.seen.get(self.drafter.name, 0) if self.drafter else 0
+            commits.append(Commit(work.request, len(emission.tokens), work.start, rows, span.table, seen))
+            first = nodes + len(tree)
         self.pages.compact(source, target)
+        return commits
+
+    def _observe(self, flight: Flight, commits: Sequence[Commit]) -> None:
+        """The drafter sees the pass; then its stack's books are brought up to date."""
+        if self.drafter is None:
+            return
+        self.drafter.observe(flight.batch, flight.output, commits)
+        if self.drafter.needs.stack:
+            for commit in commits:
+                seen = self.drafter.seen(commit.request)
+                if seen is not None:
+                    self.ledger.saw(key_of(commit.request), self.drafter.name, seen)
 
     def _settle(self, verdict: Verdict | OutriderError | None, flight: Flight, index: int) -> Emission:
         """Deliver what the verdict holds; one bad request fails alone."""
