@@ -12,6 +12,7 @@ from outrider.registry import DRAFTERS, nearest, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "packed")
 ACCEPTANCE = ("match", "rejection")
+KERNELS = ("auto", "native", "triton", "plain")
 MOST_THREADS = 1024
 KINDS = {"str": "a text", "int": "a whole number", "bool": "True or False"}
 """What to give for a field of a type."""
@@ -40,7 +41,8 @@ class EngineConfig:
         max_context: most positions of one request (None: the model's own). max_requests: most that run at once.
         max_rows: most rows of one pass. num_slots: key-value slots (None: planned from memory).
         block_size: slots a block. prefix_cache: reuse blocks of equal prefixes.
-        kernels: "auto", "native" or "plain". self_test: bit-compare the rows of every kernel at load.
+        kernels: "auto", "native" (CPU), "triton" (GPU) or "plain". pass_width: rows of every pass of a Transformers
+            module, one padded width (None: 16); wide ones suit many requests. self_test: bit-compare the rows of every kernel at load.
     """
 
     model: str
@@ -62,6 +64,7 @@ class EngineConfig:
     block_size: int = 16
     prefix_cache: bool = True
     kernels: str = "auto"
+    pass_width: int | None = None
     self_test: bool = True
 
     def __post_init__(self) -> None:
@@ -72,12 +75,13 @@ class EngineConfig:
 
         choose("dtype", DTYPES)
         choose("acceptance", ACCEPTANCE)
-        choose("kernels", ("auto", "native", "plain"))
+        choose("kernels", KERNELS)
         if self.drafter not in ("auto", "none") and isinstance(self.drafter, str):
             parts = self.drafter.split("+")
             problem = unknown("drafter", parts, list(DRAFTERS))
             if problem or len(parts) > 2:
-                raise ConfigError(problem or f"drafter={self.drafter!r} joins more than two: name two, cheap one first")
+                problem = problem or "a cascade joins two: name two, the cheap one first"
+                raise ConfigError(f"drafter={self.drafter!r}: {problem}")
         for name in ("model", "drafter_model"):
             if isinstance(getattr(self, name), Path):
                 object.__setattr__(self, name, str(getattr(self, name)))
@@ -97,6 +101,7 @@ class EngineConfig:
             ("max_context", 2),
             ("num_slots", 1),
             ("threads", 1),
+            ("pass_width", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

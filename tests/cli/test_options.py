@@ -45,6 +45,7 @@ ENGINE = {
     "--threads 1": ("threads", 1),
     "--depth 0": ("depth", 0),
     "--width 2": ("width", 2),
+    "--nodes 9": ("nodes", 9),
     "--exit-layers 3": ("exit_layers", 3),
     "--no-adaptive": ("adaptive", False),
     "--acceptance rejection": ("acceptance", "rejection"),

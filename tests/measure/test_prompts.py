@@ -26,9 +26,9 @@ def test_the_three_shapes(tmp_path):
         {"messages": messages},
     )
     assert read_prompts(path) == [
-        Prompt("HumanEval/0", "def f():\n"),
-        Prompt("81", "first"),
-        Prompt("p.jsonl:4", messages),
+        Prompt("HumanEval/0", "def f():\n", "p"),
+        Prompt("81", "first", "conversation"),
+        Prompt("p.jsonl:4", messages, "p"),
     ]
 
 

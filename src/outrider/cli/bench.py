@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.options import Json, Limit, MaxTokens, Model, PromptFile, Raw, Settings, takes
+from outrider.cli.options import Json, MaxTokens, Model, PromptFiles, Raw, Settings, takes
 from outrider.cli.render import notes, number, print_json, table, write
 from outrider.cli.session import session
+from outrider.cli.survey import Survey
+from outrider.cli.survey import run as run_survey
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.measure.bench import PLAIN, Figures, ours, transformers_generate
@@ -19,6 +21,7 @@ from outrider.request import SamplingParams
 
 FLOATS = ("float32", "bfloat16", "float16")
 """Types in which Transformers can run."""
+PARTS = ("acceptance", "speed")
 
 
 @takes(EngineConfig)
@@ -26,19 +29,41 @@ def bench(
     model: Model,
     *,
     settings: Settings,
-    prompts: PromptFile = None,
-    limit: Limit = None,
-    temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 0.0,
+    prompts: PromptFiles = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="At most this many prompts; of several drafters: of each task.")
+    ] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(metavar="X", help="0 is greedy (the default); of several drafters repeatable.")
+    ] = None,
     max_tokens: MaxTokens = 128,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each prompt is run.")] = 1,
     against: Annotated[
         list[str] | None,
         typer.Option(metavar="DTYPE", help="Also run Transformers' greedy generate in this dtype; may be repeated."),
     ] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="PART", help="Of several drafters: acceptance or speed alone.")
+    ] = None,
     raw: Raw = False,
     as_json: Json = False,
 ) -> None:
-    """Time prompts plain and speculatively, in turns, alone on the machine; ratios are medians over prompts."""
+    """Time prompts plain and speculatively, in turns, alone on the machine; ratios are medians over prompts.
+
+    `--drafter all`, or several joined by commas, gives one table by task: tau and acceptance by position as a chain and
+    as a tree under both rules (in batches, at a fixed shape), then the speed that control makes of each.
+    """
+    temperatures = temperature or [0.0]
+    wanted = settings.engine.get("drafter", "auto")
+    if wanted == "all" or "," in wanted:
+        if only not in (None, *PARTS):
+            raise ConfigError(f"only={only!r} is unknown: {nearest(str(only), list(PARTS))}")
+        asked = load_prompts(prompts)
+        parts = PARTS if only is None else (only,)
+        run_survey(Survey(model, settings.engine, asked, limit, temperatures, max_tokens, parts, raw), as_json)
+        return
+    if only is not None or len(temperatures) > 1:
+        raise ConfigError("only and a second temperature are for several drafters: give --drafter all, or a,b")
     asked = load_prompts(prompts, limit)
     plain_settings = {name: value for name, value in settings.engine.items() if name not in READ_BY}
     plain_settings |= {"drafter": "none", "prefix_cache": False}
@@ -46,7 +71,7 @@ def bench(
     for dtype in against or []:
         if dtype not in FLOATS:
             raise ConfigError(f"against={dtype!r} is unknown: {nearest(dtype, list(FLOATS))}")
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
+    params = SamplingParams(temperature=temperatures[0], max_tokens=max_tokens, seed=0)
     EngineConfig.of(model=model, **settings.engine)  # refused now, not after the plain engine was loaded
     with (
         session(model, plain_settings) as plain,

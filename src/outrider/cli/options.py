@@ -25,6 +25,14 @@ PromptFile = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="JSON lines with prompt, messages or turns; built-in ones if left out."),
 ]
+PromptFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="JSON lines with prompt, question, messages or turns; may be repeated; built-in ones if left out.",
+    ),
+]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="At most this many prompts.")]
 MaxTokens = Annotated[int, typer.Option(metavar="N", help="Completion tokens a prompt.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Leave the prompt as it is: no chat template.")]

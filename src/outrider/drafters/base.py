@@ -78,7 +78,7 @@ class Commit:
 
     Attributes:
         request: read only; its output holds the new tokens already. num_new: how many the pass delivered.
-        start: position of the first of `rows`. rows: rows of the batch (and of its taps) whose tokens are now committed,
+        start: position of the first of `rows`. rows: rows of the batch (and of its taps) that are committed now,
             at positions `start`, `start + 1`, ...: known tokens, then the accepted path.
         table: its block table. seen: leading tokens whose keys the drafter's own stack held before this pass.
     """

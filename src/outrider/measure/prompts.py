@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -49,12 +50,21 @@ BUILT_IN = (
 """Prompts of our own: two that give text back, which lookups love, and six that do not."""
 
 
+MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"))
+"""Categories of MT-Bench, which Spec-Bench pools as multi-turn conversation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a set: its name for reports, and a text or the messages of a conversation."""
+    """One prompt of a set.
+
+    Attributes:
+        name: for reports. content: a text, or the messages of a conversation. task: its kind, for figures by task.
+    """
 
     name: str
     content: str | Messages
+    task: str = "built-in"
 
 
 def built_in() -> list[Prompt]:
@@ -65,20 +75,21 @@ def built_in() -> list[Prompt]:
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """Read a file of JSON lines, `.gz` or not; blank lines are passed over.
 
-    A line is an object with `prompt` (a text; HumanEval), `messages` (`[{"role", "content"}]`), or `turns` (user texts;
-    the first one is asked, as MT-Bench and Spec-Bench do in their first turn). A name comes from `question_id`,
-    `task_id` or `id`, else from the line's number.
+    A line is an object with `prompt` (a text; HumanEval) or `question` (GSM8K), `messages` (`[{"role", "content"}]`),
+    or `turns` (user texts; the first one is asked, as MT-Bench and Spec-Bench do in their first turn). A name comes
+    from `question_id`, `task_id` or `id`, else from the line's number; the task from `category`, else from the file.
 
     Raises:
         ConfigError: for a file that cannot be read, a bad line (named by file and number), or no prompts at all.
     """
     path = Path(path)
     prompts: list[Prompt] = []
+    stem = path.name.partition(".")[0]
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             for line_number, line in enumerate(file, start=1):
                 if line.strip():
-                    prompts.append(_parse(line, f"{path}, line {line_number}", f"{path.name}:{line_number}"))
+                    prompts.append(_parse(line, f"{path}, line {line_number}", f"{path.name}:{line_number}", stem))
                 if limit is not None and len(prompts) >= limit:
                     break
     except (OSError, EOFError, zlib.error) as error:
@@ -90,14 +101,17 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     return prompts
 
 
-def load_prompts(path: str | Path | None, limit: int | None = None) -> list[Prompt]:
-    """The prompts of a file, or the built-in ones where there is none; at most `limit`."""
+def load_prompts(paths: str | Path | Sequence[str] | None, limit: int | None = None) -> list[Prompt]:
+    """The prompts of one file or several, or the built-in ones where there is none; at most `limit`."""
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} is out of range: give a whole number of at least 1")
-    return list(islice(built_in(), limit)) if path is None else read_prompts(path, limit)
+    if paths is None:
+        return list(islice(built_in(), limit))
+    files = [paths] if isinstance(paths, (str, Path)) else paths
+    return [prompt for path in files for prompt in read_prompts(path, limit)][:limit]
 
 
-def _parse(line: str, where: str, name: str) -> Prompt:
+def _parse(line: str, where: str, name: str, task: str) -> Prompt:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -109,14 +123,19 @@ def _parse(line: str, where: str, name: str) -> Prompt:
         if key in row:
             name = str(row[key])
             break
-    if _is_text(row.get("prompt")):
-        return Prompt(name, row["prompt"])
+    if isinstance(row.get("category"), str):
+        task = "conversation" if row["category"] in MT_BENCH else row["category"]
+    for key in ("prompt", "question"):
+        if _is_text(row.get(key)):
+            return Prompt(name, row[key], task)
     if _are_messages(row.get("messages")):
-        return Prompt(name, [{"role": m["role"], "content": m["content"]} for m in row["messages"]])
+        return Prompt(name, [{"role": m["role"], "content": m["content"]} for m in row["messages"]], task)
     turns = row.get("turns")
     if isinstance(turns, list) and turns and _is_text(turns[0]):
-        return Prompt(name, turns[0])
-    raise ConfigError(f"{where} has no prompt (a text), messages (role and content) or turns (texts): add one of them")
+        return Prompt(name, turns[0], task)
+    raise ConfigError(
+        f"{where} has no prompt or question (a text), messages (role and content) or turns (texts): add one of them"
+    )
 
 
 def _is_text(value: Any, empty: bool = False) -> bool:

@@ -1,0 +1,156 @@
+"""`outrider bench --drafter all`: one table of drafters by task, temperature, tree and rule, in Markdown or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.cli.render import notes, number, print_json, write
+from outrider.cli.session import fetch_if_missing
+from outrider.config import EngineConfig
+from outrider.errors import ConfigError
+from outrider.measure.bench import PLAIN
+from outrider.measure.prompts import Prompt
+from outrider.measure.survey import Row, Shape, Variant, by_task, measure_acceptance, measure_speed
+from outrider.registry import DRAFTERS, READ_BY
+from outrider.request import SamplingParams
+
+CHAIN_DEPTH = 8
+TREE_WIDTH = 4
+TREE_NODES = 32
+CASCADES = ("ngram+eagle3", "ngram+block", "suffix+eagle3", "suffix+block")
+"""Pairs that `all` measures besides every drafter alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is measured: `parts` names "acceptance", "speed" or both."""
+
+    model: str
+    engine: Mapping[str, Any]
+    prompts: Sequence[Prompt]
+    limit: int | None
+    temperatures: Sequence[float]
+    max_tokens: int
+    parts: Sequence[str]
+    raw: bool = False
+
+    def drafters(self) -> list[str]:
+        wanted = self.engine["drafter"]
+        return [*DRAFTERS, *CASCADES] if wanted == "all" else wanted.split(",")
+
+    def shapes(self) -> list[Shape]:
+        depth = self.engine.get("depth") or CHAIN_DEPTH
+        width = self.engine.get("width") or TREE_WIDTH
+        tree = Shape(depth, width, self.engine.get("nodes") or TREE_NODES)
+        return [Shape(depth, 1, depth), tree] if width > 1 else [Shape(depth, 1, depth)]
+
+    def variants(self) -> list[Variant]:
+        """Fixed shapes; at temperature 0 the two rules are the same."""
+        return [
+            Variant(drafter, temperature, rule, shape)
+            for temperature in self.temperatures
+            for rule in (("match", "rejection") if temperature else ("match",))
+            for shape in self.shapes()
+            for drafter in self.drafters()
+        ]
+
+    def settings(self, of: Mapping[str, Any]) -> dict[str, Any]:
+        """The user's settings under a variant's own, less those that its drafter does not read."""
+        parts = of["drafter"].split("+")
+        kept = {k: v for k, v in self.engine.items() if k not in ("depth", "width", "nodes", "drafter")}
+        return {**{k: v for k, v in kept.items() if k not in READ_BY or set(READ_BY[k]) & set(parts)}, **of}
+
+
+def run(survey: Survey, as_json: bool) -> None:
+    """Measure, then print Markdown on stdout, or one JSON object.
+
+    Raises:
+        ConfigError: for settings that no engine takes.
+    """
+    for variant in survey.variants():
+        EngineConfig.of(model=survey.model, **survey.settings(variant.settings()))
+    fetch_if_missing(survey.model)
+
+    def open_llm(settings: Mapping[str, Any]) -> Any:
+        from outrider import LLM
+
+        return LLM(survey.model, **survey.settings(settings))
+
+    tasks = by_task(survey.prompts, survey.limit)
+    params = SamplingParams(max_tokens=survey.max_tokens, seed=0)
+    accepted: list[Row] = []
+    fast: list[Row] = []
+    with notes().status("measuring") as status:
+        if "acceptance" in survey.parts:
+            accepted = measure_acceptance(open_llm, survey.variants(), tasks, params, survey.raw, status.update)
+        if "speed" in survey.parts:
+            own = [Variant(drafter, t) for t in survey.temperatures for drafter in survey.drafters()]
+            fast = measure_speed(open_llm, own, tasks, params, survey.raw, status.update)
+    if all(row.error for row in (*accepted, *fast)):
+        raise ConfigError(f"nothing could be measured: {(accepted or fast)[0].error}")
+    if as_json:
+        rows = {"acceptance": [row.to_json() for row in accepted], "speed": [row.to_json() for row in fast]}
+        print_json({"tasks": {task: len(prompts) for task, prompts in tasks.items()}, **rows})
+        return
+    counts = ", ".join(f"{task} {len(prompts)}" for task, prompts in tasks.items())
+    write(f"Prompts: {counts}; at most {survey.max_tokens} tokens each; tau counts the target's own token.\n")
+    if accepted:
+        write("\n" + _acceptance_table(accepted, list(tasks)))
+    if fast:
+        write("\n" + _speed_table(fast, list(tasks)))
+
+
+def _acceptance_table(rows: Sequence[Row], tasks: Sequence[str]) -> str:
+    head = ("T", "rule", "tree", "drafter", "mean tau", *tasks, "accepted at 1, 2, ...", "drafted a cycle")
+    lines = []
+    for row in rows:
+        variant = row.variant
+        name = "" if variant.shape is None else variant.shape.name
+        first = (f"{variant.temperature:g}", variant.acceptance, name, variant.drafter)
+        if row.error:
+            lines.append((*first, row.error, *[""] * (len(head) - 5)))
+            continue
+        tally = row.pooled()
+        lines.append(
+            (
+                *first,
+                number(row.tau(tasks)),
+                *(number(row.tallies[task].tau) for task in tasks),
+                " ".join(f"{rate:.2f}" for rate in row.by_position()),
+                number(tally.drafted / tally.cycles if tally.cycles else None, 1),
+            )
+        )
+    return _markdown(head, lines)
+
+
+def _speed_table(rows: Sequence[Row], tasks: Sequence[str]) -> str:
+    """A cell: tokens a second, and the median over prompts of the ratio to plain decoding."""
+    head = ("T", "drafter", "mean ratio", "tau", "drafting", *tasks)
+    lines = []
+    for row in rows:
+        first = (f"{row.variant.temperature:g}", row.variant.drafter)
+        if row.error:
+            lines.append((*first, row.error, *[""] * (len(head) - 3)))
+            continue
+        cells = {task: (mine.rate, mine.ratio(plain)) for task, (mine, plain) in row.speeds.items()}
+        share = row.draft_share()
+        mean = sum(ratio for _, ratio in cells.values()) / len(cells)
+        lines.append(
+            (
+                *first,
+                number(mean),
+                number(row.tau(tasks)),
+                "-" if share is None else f"{share:.0%}",
+                *(f"{rate:.0f} ({ratio:.2f}x)" for rate, ratio in cells.values()),
+            )
+        )
+    plain = {task: figures[1].rate for row in rows if not row.error for task, figures in row.speeds.items()}
+    lines.append(("", PLAIN, "1.00", "1.00", "", *(f"{plain[task]:.0f}" for task in tasks)))
+    return _markdown(head, lines)
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

@@ -1,0 +1,190 @@
+"""One table of every drafter: what is accepted, task by task, at fixed shapes; and how fast control makes of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from outrider.errors import ConfigError, OutriderError
+from outrider.measure.bench import PLAIN, Figures, bench, ours
+from outrider.measure.prompts import Prompt
+from outrider.record import Tally
+
+BATCH = 32
+"""Prompts that are answered together where only acceptance is measured: a text does not depend on its neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tree's outline: most levels, siblings a level, nodes in all; width 1 is a chain."""
+
+    depth: int
+    width: int
+    nodes: int
+
+    @property
+    def name(self) -> str:
+        return f"chain {self.depth}" if self.width == 1 else f"tree {self.depth}x{self.width}, {self.nodes} nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What one row of the table stands for; `shape` is None where control decides."""
+
+    drafter: str
+    temperature: float
+    acceptance: str = "match"
+    shape: Shape | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Keywords of `EngineConfig`."""
+        settings: dict[str, Any] = {"drafter": self.drafter, "acceptance": self.acceptance, "prefix_cache": False}
+        return settings if self.shape is None else {**settings, **asdict(self.shape), "adaptive": False}
+
+
+@dataclass(slots=True)
+class Row:
+    """One variant's figures; `error` tells why a drafter could not be measured (no trained weights, say).
+
+    Attributes:
+        tallies: pooled counters by task. speeds: by task, this variant's runs and plain decoding's, prompt by prompt.
+    """
+
+    variant: Variant
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    speeds: dict[str, tuple[Figures, Figures]] = field(default_factory=dict)
+    error: str | None = None
+
+    def tau(self, tasks: Iterable[str]) -> float | None:
+        """Mean over tasks of each task's pooled tau, as Spec-Bench reports; None where one has no cycle."""
+        values = [self.tallies[task].tau for task in tasks if task in self.tallies]
+        return statistics.fmean(v for v in values if v is not None) if values and None not in values else None
+
+    def pooled(self) -> Tally:
+        tally = Tally()
+        for part in self.tallies.values():
+            tally.add(part)
+        return tally
+
+    def by_position(self) -> list[float]:
+        """The chance that a cycle accepts its i-th guess, given that it accepted the one before."""
+        tally = self.pooled()
+        before = [tally.cycles, *tally.accepted_by_position]
+        return [a / b for a, b in zip(tally.accepted_by_position, before, strict=False) if b]
+
+    def draft_share(self) -> float | None:
+        """Share of the decoding cycles' time that went into drafting."""
+        tally = self.pooled()
+        seconds = tally.seconds_draft + tally.seconds_verify + tally.seconds_sample
+        return tally.seconds_draft / seconds if seconds else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self.variant),
+            "error": self.error,
+            "tau": {task: tally.tau for task, tally in self.tallies.items()},
+            "acceptance_by_position": self.by_position(),
+            "cycles": self.pooled().cycles,
+            "drafted": self.pooled().drafted,
+            "draft_share": self.draft_share(),
+            "speed": {task: mine.to_json(plain) for task, (mine, plain) in self.speeds.items()},
+        }
+
+
+class Open(Protocol):
+    """Opens an `LLM` with these keywords of `EngineConfig`."""
+
+    def __call__(self, settings: Mapping[str, Any]) -> Any: ...
+
+
+Progress = Callable[[str], None]
+
+
+def by_task(prompts: Sequence[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
+    """The first `limit` prompts of each task, tasks in the order of the prompts."""
+    tasks: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        kept = tasks.setdefault(prompt.task, [])
+        if limit is None or len(kept) < limit:
+            kept.append(prompt)
+    return tasks
+
+
+def measure_acceptance(
+    open_llm: Open,
+    variants: Sequence[Variant],
+    tasks: Mapping[str, Sequence[Prompt]],
+    params: Any,
+    raw: bool = False,
+    progress: Progress = lambda text: None,
+) -> list[Row]:
+    """Tau and acceptance by position of every variant, at its fixed shape; seconds are those of batches.
+
+    params: `SamplingParams` whose temperature is set a variant.
+
+    Raises:
+        ConfigError: if a prompt failed; a drafter that cannot be built is told of in its row instead.
+    """
+    rows = []
+    for count, variant in enumerate(variants, start=1):
+        progress(f"acceptance {count} of {len(variants)}: {variant.drafter}")
+        row = Row(variant)
+        rows.append(row)
+        try:
+            llm = open_llm(variant.settings())
+        except OutriderError as error:
+            row.error = str(error)
+            continue
+        with closing(llm):
+            asked = replace(params, temperature=variant.temperature)
+            for task, prompts in tasks.items():
+                row.tallies[task] = _accepted(llm, prompts, asked, raw)
+    return rows
+
+
+def measure_speed(
+    open_llm: Open,
+    variants: Sequence[Variant],
+    tasks: Mapping[str, Sequence[Prompt]],
+    params: Any,
+    raw: bool = False,
+    progress: Progress = lambda text: None,
+) -> list[Row]:
+    """Every variant alone on the machine, in turns with plain decoding, prompt by prompt.
+
+    Raises:
+        ConfigError: if a prompt failed; a drafter that cannot be built is told of in its row instead.
+    """
+    rows = []
+    with closing(open_llm({"drafter": "none", "prefix_cache": False})) as plain:
+        for count, variant in enumerate(variants, start=1):
+            row = Row(variant)
+            rows.append(row)
+            try:
+                llm = open_llm(variant.settings())
+            except OutriderError as error:
+                row.error = str(error)
+                continue
+            asked = replace(params, temperature=variant.temperature)
+            with closing(llm):
+                contenders = {PLAIN: ours(plain, asked, raw), variant.drafter: ours(llm, asked, raw)}
+                for task, prompts in tasks.items():
+                    progress(f"speed {count} of {len(variants)}: {variant.drafter}, {task}")
+                    figures = bench(contenders, prompts, params.max_tokens)
+                    row.speeds[task] = figures[variant.drafter], figures[PLAIN]
+                    row.tallies[task] = figures[variant.drafter].pooled()
+    return rows
+
+
+def _accepted(llm: Any, prompts: Sequence[Prompt], params: Any, raw: bool) -> Tally:
+    tally = Tally()
+    for start in range(0, len(prompts), BATCH):
+        part = prompts[start : start + BATCH]
+        for prompt, result in zip(part, llm.generate([p.content for p in part], params, raw=raw), strict=True):
+            if result.error is not None:
+                raise ConfigError(f"{prompt.name} failed: {result.error}")
+            tally.add(result.tally)
+    return tally
