@@ -42,7 +42,8 @@ class EngineConfig:
         max_rows: most rows of one pass. num_slots: key-value slots (None: planned from memory).
         block_size: slots a block. prefix_cache: reuse blocks of equal prefixes.
         kernels: "auto", "native" (CPU), "triton" (GPU) or "plain". pass_width: rows of every pass of a Transformers
-            module, one padded width (None: 16); wide ones suit many requests. self_test: bit-compare the rows of every kernel at load.
+            module, narrower ones being padded (None: 16); a wide one suits many requests.
+        self_test: bit-compare the rows of every kernel at load.
     """
 
     model: str

@@ -1,7 +1,8 @@
-"""The kernel sets under test: native for this CPU, native compiled for older ones, and the plain twins."""
+"""The kernel sets under test: native for this CPU, native compiled for older ones, Triton's, and the plain twins."""
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from outrider.errors import KernelError
+from outrider.kernels import select
 from outrider.kernels.native import load_native
 from outrider.kernels.plain import PlainKernels
 
@@ -23,6 +25,8 @@ def make(name: str, threads: int = 2):
     """Kernels by name; skips with the reason where this machine cannot run them."""
     if name == "plain":
         return PlainKernels(torch.device("cpu"))
+    if name == "triton":
+        return make_triton()
     if name != "native" and platform.machine() != "x86_64":
         pytest.skip(f"{name} is compiled for x86-64 and this machine is {platform.machine()}")
     if name == "avx2" and " avx2 " not in Path("/proc/cpuinfo").read_text():
@@ -33,13 +37,21 @@ def make(name: str, threads: int = 2):
         pytest.skip(str(error))
 
 
+def make_triton():
+    """Triton's kernels on a CPU, run by its interpreter, which reads its variable when a kernel is defined."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    if not os.environ.get("TRITON_INTERPRET"):
+        pytest.skip("set TRITON_INTERPRET=1 to run Triton's kernels on a CPU")
+    return select("triton", torch.device("cpu"))
+
+
 @pytest.fixture(scope="session", params=["native", "avx2", "portable"])
 def native(request):
     """Native kernels of each instruction set."""
     return make(request.param)
 
 
-@pytest.fixture(scope="session", params=["native", "avx2", "portable", "plain"])
+@pytest.fixture(scope="session", params=["native", "avx2", "portable", "triton", "plain"])
 def kernels(request):
     """Every kernel set."""
     return make(request.param)

@@ -103,6 +103,7 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         device=config.device,
         kernels=config.kernels,
         threads=config.threads,
+        pass_width=config.pass_width,
         self_test=config.self_test,
         progress=progress,
     )
@@ -143,7 +144,7 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         probe=None if target.report is None else asdict(target.report),
         drafter_probe=None if found is None else asdict(found),
         reasons=reasons,
-        notes=tuple(target.notes),
+        notes=tuple(target.all_notes),
     )
     return engine, resolved
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from outrider.errors import KernelError
@@ -14,13 +16,16 @@ __all__ = ["Kernels", "KeyIndex", "Linear", "Program", "TestOutcome", "select", 
 
 
 def select(kind: str, device: torch.device, threads: int | None = None) -> Kernels:
-    """Kernels for `device`: "native", "plain", or "auto" (native on a CPU where it can be built, else plain).
+    """Kernels for `device`: "native" (a CPU), "triton" (a GPU), "plain", or "auto": the device's own where they can
+    run, else plain.
 
     Raises:
-        KernelError: if "native" was asked for and cannot run here.
+        KernelError: if "native" or "triton" was asked for and cannot run here.
     """
     if kind == "native" and device.type != "cpu":
         raise KernelError(f"the native kernels run on a CPU and the device is {device}: choose kernels='plain'")
+    if kind == "triton" or (kind == "auto" and device.type == "cuda"):
+        return _triton(kind, device)
     if kind == "native" or (kind == "auto" and device.type == "cpu"):
         try:
             return load_native(threads)
@@ -29,3 +34,19 @@ def select(kind: str, device: torch.device, threads: int | None = None) -> Kerne
                 raise
             return PlainKernels(device, note=f"the plain kernels serve, many times slower: {error}")
     return PlainKernels(device)
+
+
+def _triton(kind: str, device: torch.device) -> Kernels:
+    """Triton's, imported only here: it is no part of PyTorch's packages for a CPU."""
+    try:
+        from outrider.kernels.triton import TritonKernels
+    except ImportError as error:
+        if kind == "auto":
+            return PlainKernels(device, note=f"the plain kernels serve, many times slower: {error}")
+        raise KernelError(f"the triton kernels need the package triton ({error}): install it") from error
+    if device.type == "cpu" and not os.environ.get("TRITON_INTERPRET"):
+        raise KernelError(
+            "the triton kernels run on a GPU and the device is cpu: choose kernels='auto', or set TRITON_INTERPRET=1 "
+            "to debug them"
+        )
+    return TritonKernels(device)

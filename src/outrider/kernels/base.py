@@ -44,6 +44,9 @@ class Linear(Protocol):
     def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32. A tied embedding is this."""
 
+    def rows(self, ids: Tensor) -> Linear:
+        """A linear of the outputs `ids` (n,) int64 alone, with the very bits of their weights."""
+
 
 class Program(Protocol):
     """Verbs recorded over fixed buffers, run as one call; how many rows they take is said at each run."""

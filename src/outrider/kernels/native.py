@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex
 from outrider.kernels.build import build
-from outrider.kernels.packing import GROUP, pack_floats, pack_q4, pack_q8
+from outrider.kernels.packing import GROUP, pack_floats, pack_q4, pack_q8, pack_rows
 from outrider.kernels.program import Batch, NativeProgram, Op, make_batch, run
 
 _LINEAR, _LOOKUP, _RMS_NORM, _GATED, _ROTATE, _ATTENTION, _DRAW, _NOISE = range(8)
@@ -58,6 +58,12 @@ class NativeLinear:
             _LOOKUP, tokens.shape[0], (self._packed, out), sizes, batch=make_batch(tokens.shape[0], tokens)
         )
         return out
+
+    def rows(self, ids: Tensor) -> NativeLinear:
+        """A linear of the outputs `ids` (n,) int64 alone, with the very bits of their weights."""
+        packed = pack_rows(self.kind, self._packed, self.in_features, ids)
+        bias = None if self._bias is None else self._bias[ids]
+        return NativeLinear(self._kernels, self.kind, packed, (ids.shape[0], self.in_features), bias)
 
 
 class NativeKernels:

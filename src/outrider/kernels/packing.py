@@ -45,6 +45,52 @@ def pack_q8(quants: Tensor, scales: Tensor) -> Tensor:
     return nn.functional.pad(packed, (0, -packed.shape[1] % 64)).contiguous()
 
 
+def pack_rows(kind: str, packed: Tensor, in_features: int, ids: Tensor) -> Tensor:
+    """The rows `ids` (n,) int64 of packed weights as packed weights of their own, bit for bit."""
+    tile, lane = ids // TILE, ids % TILE
+    if kind not in ("q4", "q8"):
+        return pack_floats(packed[tile, :, lane])
+    groups = in_features // GROUP
+    quads = 8 if kind == "q8" else 4
+    if kind == "q8":
+        quants = packed[:, : groups * GROUP * TILE].view(-1, groups, quads, TILE, 4)
+        halves = packed[:, groups * GROUP * TILE :][:, : groups * 2 * TILE].reshape(-1, groups, 1, TILE, 2)
+    else:
+        quants = packed[:, :, : TILE * GROUP // 2].unflatten(2, (quads, TILE, 4))
+        halves = packed[:, :, TILE * GROUP // 2 :].unflatten(2, (2, TILE, 2))
+    # Indexing with a slice in between puts the chosen rows first: (n, group, quad or number, byte).
+    chosen = [_tiles(part[tile, :, :, lane].flatten(1)) for part in (quants, halves)]
+    rows, numbers = (
+        part.view(-1, TILE, groups, inner, width).permute(0, 2, 3, 1, 4).flatten(2)
+        for part, inner, width in zip(chosen, (quads, halves.shape[2]), (4, 2), strict=True)
+    )
+    if kind == "q4":
+        return torch.cat([rows, numbers], dim=2).contiguous()
+    whole = torch.cat([rows.flatten(1), numbers.flatten(1)], dim=1)
+    return nn.functional.pad(whole, (0, -whole.shape[1] % 64)).contiguous()
+
+
+def quantise(weight: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Round weights (N, K) to the nearest of a kind, in groups of 32: what `Kernels.pack_quantised` takes.
+
+    kind: "q8" (scale = largest / 127) or "q4" (16 steps from the least to the largest). Scales and minima are halves.
+
+    Raises:
+        KernelError: if K is no multiple of 32.
+    """
+    if weight.shape[1] % GROUP:
+        raise KernelError(f"rows of {weight.shape[1]} are not whole groups of 32: keep them in bfloat16")
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    if kind == "q8":
+        scales = (groups.abs().amax(dim=2) / 127).half().float()
+        quants = (groups / scales.clamp(min=1e-8).unsqueeze(2)).round().clamp(-127, 127)
+        return quants.flatten(1).to(torch.int8), scales, None
+    minima = groups.amin(dim=2).half().float()
+    scales = ((groups.amax(dim=2) - minima) / 15).half().float()
+    quants = ((groups - minima.unsqueeze(2)) / scales.clamp(min=1e-8).unsqueeze(2)).round().clamp(0, 15)
+    return quants.flatten(1).to(torch.uint8), scales, minima
+
+
 def _tiles(rows: Tensor) -> Tensor:
     filled = nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % TILE))
     return filled.view(-1, TILE, rows.shape[1])

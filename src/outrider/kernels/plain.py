@@ -86,6 +86,11 @@ class PlainLinear:
             rows = rows + self._minima[tokens].repeat_interleave(GROUP, dim=1)
         return _into(rows, out)
 
+    def rows(self, ids: Tensor) -> PlainLinear:
+        """A linear of the outputs `ids` (n,) int64 alone, with the very bits of their weights."""
+        chosen = [None if t is None else t[ids] for t in (self._scales, self._minima, self._bias)]
+        return PlainLinear(self._kernels, self.kind, self._weight[ids], *chosen)
+
 
 class PlainKernels:
     """PyTorch's own operations, run in tiles of exactly `width` rows: libraries choose other sums at other widths."""

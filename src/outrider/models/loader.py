@@ -33,6 +33,7 @@ def load(
     device: str = "auto",
     kernels: str = "auto",
     threads: int | None = None,
+    pass_width: int | None = None,
     fetch: bool = False,
     progress: Progress | None = None,
     self_test: bool = True,
@@ -43,6 +44,7 @@ def load(
         dtype: "packed" runs a quantised file's own bits, "float32" and "bfloat16" the dequantised weights. "auto" is
             packed on a CPU where the file and the native kernels allow it, else bfloat16 on a GPU, else what the
             folder holds.
+        pass_width: rows of every pass of a Transformers module (None: `FIXED_WIDTH`).
         fetch: download an alias that is not there yet, instead of refusing.
         self_test: compare with Transformers' own logits and bit-compare rows among neighbours (`Target.report`).
 
@@ -67,8 +69,10 @@ def load(
         generation = module.generation_config
         if self_test:
             expected = reference(module, true_vocabulary(config, tokenizer))
-        body = LeanModel.from_module(module, chosen) or ModuleModel(module, chosen)
-    target = assemble(source.name, body, dtype, place, chosen, tokenizer, config, generation)
+        # On a GPU the libraries' own linears under a graph are the faster way.
+        lean = LeanModel.from_module(module, chosen) if place.type == "cpu" else None
+        body = lean or ModuleModel(module, chosen)
+    target = assemble(source.name, body, dtype, place, chosen, tokenizer, config, generation, pass_width)
     return probe(target, expected) if self_test else target
 
 
@@ -81,8 +85,12 @@ def assemble(
     tokenizer: Any,
     config: Any,
     generation: Any,
+    pass_width: int | None = None,
 ) -> Target:
-    """A target from its parts; settles its vocabulary, its ends and its longest context."""
+    """A target from its parts; settles its vocabulary, its ends and its longest context.
+
+    pass_width: rows of every pass of a Transformers module (None: `FIXED_WIDTH`).
+    """
     text = config.get_text_config(decoder=True)
     max_positions, notes = checks.longest_context(text)
     is_module = isinstance(body, ModuleModel)
@@ -100,7 +108,7 @@ def assemble(
         max_positions=max_positions,
         hidden_size=text.hidden_size,
         page_dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32,
-        fixed_width=FIXED_WIDTH if is_module else kernels.fixed_width,
+        fixed_width=(pass_width or FIXED_WIDTH) if is_module else kernels.fixed_width,
         notes=[*notes, kernels.note] if kernels.note else notes,
     )
 

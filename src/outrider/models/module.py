@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from outrider.cache.pages import Pages, PageSpec
 from outrider.errors import ModelError
-from outrider.kernels.base import Kernels, KeyIndex
+from outrider.kernels.base import Kernels, KeyIndex, Linear
 from outrider.models.attention import NAME, FlatPass, LayerCall, blank_index, register
+from outrider.models.batch import FlatBatch
+from outrider.models.graph import PassGraphs
+from outrider.models.lean_spec import rotary_tables
 
 _EXPERTS = "batched_mm"
 """The experts implementation whose rows do not depend on which experts their neighbours chose."""
@@ -47,6 +50,8 @@ class ModuleModel:
         dtype = str(module.dtype).removeprefix("torch.")
         self.numerics = f"{dtype} weights in Transformers' own module, attention summed in float32"
         self._views = {len(self.layers): module}
+        # Without one the Python of a module takes longer than its arithmetic on a GPU.
+        self.graphs = PassGraphs() if self.device.type == "cuda" else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,12 +73,53 @@ class ModuleModel:
         num_layers: int | None = None,
         taps: tuple[int, ...] = (),
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """One pass over T rows -> logits (M, V_padded) float32, taps (T, H) float32 after the layers asked for."""
-        module = self._view(len(self.layers) if num_layers is None else num_layers)
-        flat = FlatPass(slots.long(), keys, pages, self.kernels)
-        with _tapped(self.layers, taps) as tapped:
-            logits = self._call(module, tokens, positions, flat, logit_rows)
-        return logits, tapped
+        """One pass over T rows -> logits (M, V_padded) float32, taps (T, H) float32 after the layers asked for.
+
+        On a GPU the tensors hold until the next pass, where `logit_rows` asks for all rows or for none.
+        """
+        depth = len(self.layers) if num_layers is None else num_layers
+        module = self._view(depth)
+
+        def run(batch: FlatBatch, pages: Pages) -> tuple[Tensor, dict[int, Tensor]]:
+            flat = FlatPass(batch.slots.long(), batch.keys, pages, self.kernels)
+            with _tapped(self.layers, taps) as tapped:
+                logits = self._call(module, batch.tokens, batch.positions, flat, batch.logit_rows)
+            return logits, tapped
+
+        batch = FlatBatch(tokens, positions, slots, keys, logit_rows)
+        if self.graphs is None or (logit_rows is not None and logit_rows.numel()):
+            return run(batch, pages)
+        return self.graphs((depth, taps, logit_rows is None), run, batch, pages)
+
+    def embed(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows of the embedding, before whatever the module scales them by: (T,) int64 -> (T, H) float32."""
+        rows = self.module.get_input_embeddings().weight.detach()[tokens].float()
+        return rows if out is None else out.copy_(rows)
+
+    def head_rows(self, ids: Tensor) -> Linear:
+        """The output head of the ids (n,) int64 alone: (T, H) -> (T, n).
+
+        Raises:
+            ModelError: for a module whose head is not one linear.
+        """
+        head = self.module.get_output_embeddings()
+        if head is None or getattr(head, "weight", None) is None:
+            raise ModelError(f"{type(self.module).__name__} has no output head of one linear: choose another drafter")
+        bias = getattr(head, "bias", None)
+        return self.kernels.pack(head.weight.detach()[ids], None if bias is None else bias.detach()[ids])
+
+    @torch.inference_mode()
+    def rotary(self) -> tuple[Tensor, Tensor]:
+        """cos and sin by position, (P, D_rot / 2) float32 each; D_rot = 0 where layers rotate in several ways, or none.
+
+        A draft head has one layer, and was trained without rotation there.
+        """
+        rotary = getattr(getattr(self.module, self.module.base_model_prefix), "rotary_emb", None)
+        num_positions = self.config.max_position_embeddings
+        if rotary is None or getattr(rotary, "layer_types", None):
+            none = torch.empty(num_positions, 0, device=self.device)
+            return none, none
+        return rotary_tables(rotary, num_positions, self.device)
 
     def _call(self, module: Any, tokens: Tensor, positions: Tensor, flat: FlatPass, rows: Tensor | None) -> Tensor:
         no_logits = rows is not None and rows.numel() == 0

@@ -86,7 +86,7 @@ def probe(target: Target, expected: Reference | None) -> Target:
     if varied:
         note = f"{varied} of {compared} rows change from pass to pass even alone: only the law is exact"
         target = replace(target, exactness="distribution", notes=[*target.notes, note])
-    report = ProbeReport(error, compared, varied, _WIDTHS, target.fixed_width, target.exactness)
+    report = ProbeReport(error, compared, varied, _widths(target), target.fixed_width, target.exactness)
     return replace(target, report=report)
 
 
@@ -127,10 +127,11 @@ def check_invariance(target: Target) -> tuple[int, int]:
     generator = torch.Generator().manual_seed(1)
     last = min(target.max_positions, _FARTHEST) - 1
     lengths = _lengths(last)
-    rows = _Rows(target, last, generator)
+    widths = _widths(target)
+    rows = _Rows(target, last, max(widths) + len(lengths), generator)
     alone = [rows.run([length], [place]) for place, length in enumerate(lengths)]
     compared = varied = 0
-    for width in _WIDTHS:
+    for width in widths:
         chosen = torch.randperm(len(lengths), generator=generator)[:width].tolist()
         extra = torch.randint(1, last + 2, (width - len(chosen),), generator=generator).tolist()
         order = torch.randperm(width, generator=generator).tolist()
@@ -147,8 +148,8 @@ def check_invariance(target: Target) -> tuple[int, int]:
 class _Rows:
     """Rows by number: each has its token and slot whatever pass it runs in, above one shared written context."""
 
-    def __init__(self, target: Target, last: int, generator: torch.Generator) -> None:
-        most = max(_WIDTHS) + len(_lengths(last))
+    def __init__(self, target: Target, last: int, most: int, generator: torch.Generator) -> None:
+        """most: how many numbers there are."""
         self.target = target
         self.tokens = torch.randint(target.vocab_size, (most,), generator=generator).tolist()
         self.first_slot = 5 * _BLOCK
@@ -175,6 +176,11 @@ class _Rows:
 def _lengths(last: int) -> list[int]:
     """Numbers of keys of the rows that are compared: the first position, one block, half way, the last."""
     return sorted({1, min(_BLOCK, last), (last + 1) // 2, last + 1})
+
+
+def _widths(target: Target) -> tuple[int, ...]:
+    """Rows of the passes that are compared, a full padded pass among them."""
+    return tuple(sorted({*_WIDTHS, target.fixed_width or FIXED_WIDTH}))
 
 
 def _same(result: tuple[Tensor, ...], place: int, alone: tuple[Tensor, ...]) -> bool:

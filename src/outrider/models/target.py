@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from outrider.cache.pages import Pages, PageSpec
 from outrider.errors import ModelError
-from outrider.kernels.base import Kernels, KeyIndex
+from outrider.kernels.base import Kernels, KeyIndex, Linear
 from outrider.models.batch import FlatBatch, TargetOutput
 
 if TYPE_CHECKING:
@@ -41,6 +41,15 @@ class Model(Protocol):
         taps: tuple[int, ...] = (),
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """T rows -> logits (M, V_padded) float32 of `logit_rows` (None: all), taps (T, H) float32 by layer."""
+
+    def embed(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows of the embedding, before whatever a module scales them by: (T,) int64 -> (T, H) float32."""
+
+    def head_rows(self, ids: Tensor) -> Linear:
+        """The output head of the ids (n,) int64 alone: (T, H) -> (T, n)."""
+
+    def rotary(self) -> tuple[Tensor, Tensor]:
+        """cos and sin by position, (P, D_rot / 2) float32 each; D_rot = 0 where the model does not rotate one way."""
 
 
 @dataclass(eq=False, slots=True)
@@ -92,6 +101,12 @@ class Target:
     def numerics(self) -> str:
         return self.model.numerics
 
+    @property
+    def all_notes(self) -> list[str]:
+        """`notes`, and what was found out in passes since."""
+        graphs = getattr(self.model, "graphs", None)
+        return [*self.notes, graphs.note] if graphs is not None and graphs.note else self.notes
+
     def make_pages(self, num_slots: int, num_layers: int | None = None) -> Pages:
         """A stack of `num_slots` slots for all layers, or for the first `num_layers`; slot 0 belongs to nobody."""
         return Pages(self.page_specs[:num_layers], num_slots, self.page_dtype, self.device)
@@ -118,6 +133,8 @@ class Target:
                 batch.tokens, batch.positions, batch.slots, batch.keys, pages, batch.logit_rows, num_layers, taps
             )
             return TargetOutput(self._cut(logits), tapped)
+        if batch.num_rows <= self.fixed_width:
+            return self._one_pass(batch, pages, num_layers, taps)
         rows = list(range(batch.num_rows)) if batch.logit_rows is None else batch.logit_rows.tolist()
         logits = torch.empty(len(rows), self.vocab_size, device=self.device)
         asked: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by pass: (place in the output, row of the pass)
@@ -126,17 +143,32 @@ class Target:
         tapped = {layer: torch.empty(batch.num_rows, self.hidden_size, device=self.device) for layer in taps}
         for start, count, part in _passes(batch, self.fixed_width):
             inside = asked.get(start // self.fixed_width)
-            # The head, too, runs at one width: over all rows of the pass, or over none.
-            wanted = None if inside else batch.tokens.new_empty(0)
-            out, taken = self.model.forward(
-                part.tokens, part.positions, part.slots, part.keys, pages, wanted, num_layers, taps
-            )
+            out, taken = self._run(part, bool(inside), pages, num_layers, taps)
             if inside:
                 places, local = zip(*inside, strict=True)
                 logits[list(places)] = out[list(local), : self.vocab_size]
             for layer, states in taken.items():
                 tapped[layer][start : start + count] = states[:count]
         return TargetOutput(logits, tapped)
+
+    def _one_pass(self, batch: FlatBatch, pages: Pages, num_layers: int | None, taps: tuple[int, ...]) -> TargetOutput:
+        """A batch that fits into one padded pass: nothing waits for the device.
+
+        What is kept is copied, since a pass under a graph writes its results over those of the last.
+        """
+        assert self.fixed_width is not None
+        ((_, count, part),) = _passes(batch, self.fixed_width)
+        rows = batch.logit_rows
+        out, taken = self._run(part, rows is None or rows.numel() > 0, pages, num_layers, taps)
+        logits = out[:count].clone() if rows is None else out[rows]
+        return TargetOutput(self._cut(logits), {layer: states[:count].clone() for layer, states in taken.items()})
+
+    def _run(
+        self, part: FlatBatch, logits: bool, pages: Pages, num_layers: int | None, taps: tuple[int, ...]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """One padded pass; the head, too, runs at one width: over all of its rows, or over none."""
+        wanted = None if logits else part.tokens.new_empty(0)
+        return self.model.forward(part.tokens, part.positions, part.slots, part.keys, pages, wanted, num_layers, taps)
 
     def _cut(self, logits: Tensor) -> Tensor:
         return logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size].contiguous()
