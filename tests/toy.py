@@ -60,6 +60,9 @@ class ToyKernels:
             drawn.append(int(scores.argmax()) if has_law else -1)
         return torch.tensor(drawn)
 
+    def gumbel(self, seeds: Tensor, samples: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+        return gumbel(seeds, samples, positions, vocab_size)
+
 
 class ToyTokenizer:
     chat_template = None

@@ -5,81 +5,219 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from outrider.drafters.weights import GAP_STEPS, Q_STEPS, Weights, gap_prior
 from outrider.errors import RequestError
 from outrider.kernels.base import Kernels
-from outrider.kernels.noise import gumbel
-from outrider.sampling.context import Row
+from outrider.sampling.context import Context, Row
+from outrider.sampling.rejection import draft_siblings
 from outrider.sampling.warp import explain, law, warp
+from outrider.tree import DraftTree
+
+
+class Candidate(NamedTuple):
+    """A child to be.
+
+    Attributes:
+        weight: chance in (0, 1] that the target's token is this one, given that the path down to its parent holds.
+        prior, rank, cell: what `table` learns by, once it is known whether it was; no table where nobody asked.
+    """
+
+    token: int
+    weight: float = 1.0
+    prior: float = 1.0
+    rank: int = 0
+    cell: int = 0
+    table: Weights | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A child to be: its token and the log of the chance that the target's draw is this token."""
+class Place:
+    """Where candidates are wanted: after a request's known tokens and the tokens of a path through its tree."""
 
-    token: int
-    log_weight: float
+    context: Context
+    path: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Output position of the candidates."""
+        return self.context.position + len(self.path)
+
+    @property
+    def warps(self) -> bool:
+        return self.context.warps(self.position)
+
+    def row(self) -> Row:
+        return self.context.rows(DraftTree.chain(self.path))[-1]
 
 
-def matching(logits: Tensor, rows: Sequence[Row], width: int, kernels: Kernels) -> list[list[Candidate]]:
-    """The `width` likeliest draws of the target at each row, if the drafter's law were the target's.
+class Candidates:
+    """Ranks candidates for a drafter's rows of logits, and keeps the tables of how such candidates fared.
 
-    Under the match rule draft and target share their noise, so the candidates are the top of `log q + g`, and under the
-    noise it is the perturbed scores that rank them. logits: (A, V) float32; rows without a law get no candidates.
+    Logits are (A, V_d) float32. Column c stands for the target's token `kept[c]`, or `c` itself where `kept` is None;
+    tokens without a column are never proposed, columns beyond the target's vocabulary are cut off.
+
+    Args:
+        kept: (V_d,) ascending token ids of a trimmed vocabulary.
     """
-    if width == 1:
-        return [[Candidate(token, 0.0)] if token >= 0 else [] for token in _draw(logits, rows, kernels)]
-    found: list[list[Candidate]] = []
-    for row_logits, row in zip(logits, rows, strict=True):
-        weights = _weights(row_logits, row)
+
+    def __init__(self, kernels: Kernels, vocab_size: int, kept: Tensor | None = None) -> None:
+        self._kernels = kernels
+        self._vocab_size = vocab_size
+        self._kept = None if kept is None else kept.to(torch.int64)
+        self._ids: list[int] | None = None if kept is None else kept.tolist()
+        self._greedy, self._noisy, self._drawn = Weights(Q_STEPS), Weights(GAP_STEPS), Weights(Q_STEPS)
+
+    def first(self, logits: Tensor, places: Sequence[Place]) -> list[list[Candidate]]:
+        """The one best candidate a row, its weight left at 1: for chains that nobody weighs."""
+        if self._kept is not None and any(place.context.temperature for place in places):
+            return self.best(logits, places, 1)
+        logits = self._warped(logits, places)
+        device = logits.device
+        columns: list[int] = self._kernels.draw(
+            logits,
+            torch.tensor([place.context.temperature for place in places], dtype=torch.float32, device=device),
+            torch.tensor([place.context.seed_bits for place in places], dtype=torch.int64, device=device),
+            torch.tensor([place.context.request.sample for place in places], dtype=torch.int32, device=device),
+            torch.tensor([place.position for place in places], dtype=torch.int32, device=device),
+        ).tolist()
+        return [[Candidate(self._token(column))] if column >= 0 else [] for column in columns]
+
+    def best(
+        self, logits: Tensor, places: Sequence[Place], width: int, trust: Sequence[float] | None = None
+    ) -> list[list[Candidate]]:
+        """The `width` likeliest draws of the target a row, if the drafter's law were the target's, likeliest first.
+
+        Under the match rule draft and target share their noise, so they are the top of `log q / T + g`. Rows without a
+        law get none. trust: a factor of each row's priors, from a drafter that doubts itself.
+        """
+        logits = self._warped(logits, places)
+        found: list[list[Candidate]] = [[] for _ in places]
+        cold = [i for i, place in enumerate(places) if not place.context.temperature]
+        hot = [i for i, place in enumerate(places) if place.context.temperature]
+        for rows, rank in ((cold, self._by_chance), (hot, self._by_gap)):
+            if rows:
+                part = logits if len(rows) == len(places) else logits[rows]
+                doubts = [1.0] * len(rows) if trust is None else [trust[i] for i in rows]
+                for i, candidates in zip(rows, rank(part, [places[i] for i in rows], width, doubts), strict=True):
+                    found[i] = candidates
+        return found
+
+    def draw(
+        self, logits: Tensor, place: Place, num: int, node: int, trust: float = 1.0
+    ) -> tuple[list[Candidate], Tensor | None]:
+        """`num` children of `node` from the drafter's law without replacement, in the order drawn; and that law.
+
+        logits: (V_d,). The law is (V,) float32; None, and no children, where there is none. For the rejection rule:
+        `num` must not depend on these children, and every child must enter the tree.
+        """
+        weights = _warp(self._full(logits[: self._vocab_size]), place.row())
         if explain(weights) is not None:
-            found.append([])
-            continue
-        scores = weights.to(torch.float64)
-        context = row.context
-        if context.temperature > 0:
-            noise = gumbel(
-                torch.tensor([context.seed_bits]),
-                torch.tensor([context.request.sample]),
-                torch.tensor([row.position]),
-                weights.shape[0],
-            )
-            scores = scores / context.temperature + noise[0].to(scores.device)
-        best = torch.topk(scores, min(width, scores.shape[0]))
-        total = float(torch.logsumexp(scores, dim=0))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        found.append([Candidate(token, score - total) for token, score in pairs if score > -math.inf])
-    return found
+            return [], None
+        context, request = place.context, place.context.request
+        q = law(weights, context.temperature).to(torch.float32)
+        tokens = draft_siblings(q, num, request.seed, request.sample, context.position, node)
+        chances = q[list(tokens)].tolist()
+        depth = len(place.path) + 1
+        children = []
+        for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
+            prior = trust * chance
+            weight, cell = self._drawn.weigh(chance, prior, rank, depth)
+            children.append(Candidate(token, weight, prior, rank, cell, self._drawn))
+        return children, q
+
+    def rate(self, rank: int) -> float:
+        """Mean chance that the child drawn as number `rank` is accepted."""
+        return self._drawn.rate(rank)
+
+    def _by_chance(
+        self, logits: Tensor, places: Sequence[Place], width: int, doubts: Sequence[float]
+    ) -> list[list[Candidate]]:
+        """Without noise q ranks, and is the prior."""
+        best = torch.topk(logits, min(width + 1, logits.shape[1]))  # one more, for ties with the last
+        chances = (best.values - torch.logsumexp(logits, dim=1, keepdim=True)).exp().tolist()
+        found = []
+        for row, columns, place, doubt in zip(chances, best.indices.tolist(), places, doubts, strict=True):
+            depth = len(place.path) + 1
+            candidates = []
+            if row[0] == row[0]:  # no NaN: there is a law
+                ranked = sorted(zip(row, columns, strict=True), key=lambda pair: (-pair[0], pair[1]))
+                for rank, (chance, column) in enumerate(ranked[:width]):
+                    if chance > 0.0:
+                        prior = doubt * chance
+                        weight, cell = self._greedy.weigh(chance, prior, rank, depth)
+                        candidates.append(Candidate(self._token(column), weight, prior, rank, cell, self._greedy))
+            found.append(candidates)
+        return found
+
+    def _by_gap(
+        self, logits: Tensor, places: Sequence[Place], width: int, doubts: Sequence[float]
+    ) -> list[list[Candidate]]:
+        """Under the noise the distance between perturbed scores is the evidence."""
+        heat = torch.tensor([place.context.temperature for place in places], dtype=torch.float32, device=logits.device)
+        scores = logits / heat.unsqueeze(1) + self._noise(places, logits.shape[1], logits.device)
+        best = torch.topk(scores, min(width + 1, scores.shape[1]))
+        found = []
+        for row, columns, place, doubt in zip(best.values.tolist(), best.indices.tolist(), places, doubts, strict=True):
+            depth = len(place.path) + 1
+            candidates = []
+            if math.isfinite(row[0]):
+                lead = row[0] - row[1] if len(row) > 1 else math.inf
+                for rank, (score, column) in enumerate(zip(row[:width], columns, strict=False)):
+                    if score > -math.inf:
+                        gap = row[0] - score if rank else lead
+                        prior = doubt * gap_prior(gap, rank)
+                        weight, cell = self._noisy.weigh(gap, prior, rank, depth)
+                        candidates.append(Candidate(self._token(column), weight, prior, rank, cell, self._noisy))
+            found.append(candidates)
+        return found
+
+    def _noise(self, places: Sequence[Place], num_columns: int, device: torch.device) -> Tensor:
+        """(A, V_d) float32; the nodes of a level of one request share theirs, which is made once."""
+        keys = {(p.context.seed_bits, p.context.request.sample, p.position): 0 for p in places}
+        for index, key in enumerate(keys):
+            keys[key] = index
+        seeds, samples, positions = zip(*keys, strict=True)
+        noise = self._kernels.gumbel(
+            torch.tensor(seeds, dtype=torch.int64, device=device),
+            torch.tensor(samples, dtype=torch.int32, device=device),
+            torch.tensor(positions, dtype=torch.int32, device=device),
+            self._vocab_size,
+        )
+        noise = noise[:, :num_columns] if self._kept is None else noise.index_select(1, self._kept.to(device))
+        rows = [keys[p.context.seed_bits, p.context.request.sample, p.position] for p in places]
+        return noise.to(torch.float32)[rows] if len(keys) < len(places) else noise.to(torch.float32)
+
+    def _warped(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
+        """The weights of every row over the drafter's columns; the very logits where no request warps."""
+        logits = logits[:, : self._vocab_size]
+        warped = [i for i, place in enumerate(places) if place.warps]
+        if warped:
+            logits = logits.clone()
+            for i in warped:
+                weights = _warp(self._full(logits[i]), places[i].row())
+                logits[i] = weights[: logits.shape[1]] if self._kept is None else weights[self._kept]
+        return logits
+
+    def _full(self, logits: Tensor) -> Tensor:
+        """(V_d,) -> (V,), -inf for tokens that the drafter lacks."""
+        if logits.shape[0] == self._vocab_size and self._kept is None:
+            return logits
+        full = logits.new_full((self._vocab_size,), -math.inf)
+        full[slice(logits.shape[0]) if self._kept is None else self._kept] = logits
+        return full
+
+    def _token(self, column: int) -> int:
+        return column if self._ids is None else self._ids[column]
 
 
-def draft_law(logits: Tensor, row: Row) -> Tensor | None:
-    """The drafter's law at a row under the request's own sampling: (V,) float32; None where there is none."""
-    weights = _weights(logits, row)
-    if explain(weights) is not None:
-        return None
-    return law(weights, row.context.temperature).to(torch.float32)
-
-
-def _weights(logits: Tensor, row: Row) -> Tensor:
+def _warp(logits: Tensor, row: Row) -> Tensor:
     """As `warp`; nothing can be drawn where the request is at fault, which the target's own draw will tell it."""
     try:
         return warp(logits, row)
     except RequestError:
         return torch.full_like(logits, -math.inf)
-
-
-def _draw(logits: Tensor, rows: Sequence[Row], kernels: Kernels) -> list[int]:
-    if any(row.context.warps(row.position) for row in rows):
-        logits = torch.stack([_weights(row_logits, row) for row_logits, row in zip(logits, rows, strict=True)])
-    device = logits.device
-    tokens: list[int] = kernels.draw(
-        logits,
-        torch.tensor([row.context.temperature for row in rows], dtype=torch.float32, device=device),
-        torch.tensor([row.context.seed_bits for row in rows], dtype=torch.int64, device=device),
-        torch.tensor([row.context.request.sample for row in rows], dtype=torch.int32, device=device),
-        torch.tensor([row.position for row in rows], dtype=torch.int32, device=device),
-    ).tolist()
-    return tokens

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.cache.pages import Pages
-from outrider.drafters.base import Ask, Drafter, Needs, Workshop
+from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
 from outrider.drafters.grow import Grower
 from outrider.errors import ConfigError
+from outrider.models.batch import FlatBatch, TargetOutput
+from outrider.request import Request
 from outrider.tree import DraftTree
 
 
@@ -29,7 +31,7 @@ class EarlyExit(Drafter):
             raise ConfigError(
                 f"exit_layers={self.num_layers} leaves nothing to exit from: the target has {num_layers} layers"
             )
-        self.needs = Needs(scratch_levels=1, target_layers=self.num_layers)
+        self.needs = Needs(scratch_levels=1, ranks=True, target_layers=self.num_layers)
 
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         target = self._workshop.target
@@ -41,6 +43,12 @@ class EarlyExit(Drafter):
             target.vocab_size,
         )
 
+    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
+        self._grower.observe(commits)
+
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         starts = [ask.request.num_tokens - 1 for ask in asks]
         return self._grower.grow(asks, starts, self._workshop.target.device)
+
+    def end(self, request: Request) -> None:
+        self._grower.end(request)

@@ -143,3 +143,6 @@ class Kernels(Protocol):
         int64 (the bits of a uint64); samples, positions: (T,) int32 -> (T,) int64; ties go to the lowest id; -1 where a
         row holds a NaN or nothing but -inf.
         """
+
+    def gumbel(self, seeds: Tensor, samples: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+        """The noise of `draw` on its own, by token id: (T, V) float64; arguments as `draw` takes them."""

@@ -225,6 +225,10 @@ class PlainKernels:
                 tokens[row] = (values == top).nonzero()[0, 0]  # argmax promises no order among ties
         return tokens
 
+    def gumbel(self, seeds: Tensor, samples: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+        """See `Kernels.gumbel`."""
+        return gumbel(seeds, samples, positions, vocab_size)
+
 
 def _into(result: Tensor, out: Tensor | None) -> Tensor:
     return result if out is None else out.copy_(result)
