@@ -1,0 +1,145 @@
+"""Graphs of a padded pass: what is copied into them, when one is captured, and that a replay has the bits of a run."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from outrider.models.batch import BatchBuilder
+from outrider.models.graph import PassGraphs
+from outrider.models.target import Target
+from tests.models.tiny import make_module, make_target, make_tokenizer
+
+BLOCK = 4
+WIDTH = 8
+
+
+class Replayed(PassGraphs):
+    """Captures by keeping the call, so that what reaches a graph's own tensors is seen on a machine without a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.captures = 0
+
+    def _capture(self, run, static, pages):
+        self.captures += 1
+        output = run(static, pages)
+        known = weakref.ref(pages)  # a graph keeps addresses, not pages
+
+        def replay():
+            logits, tapped = run(static, known())
+            output[0].copy_(logits)
+            for layer, states in tapped.items():
+                output[1][layer].copy_(states)
+
+        return SimpleNamespace(graph=SimpleNamespace(replay=replay), batch=static, output=output)
+
+
+def passes(device="cpu"):
+    """Two prompts of one batch, a tree, a long table, and rows whose logits nobody asks for."""
+    first = BatchBuilder(BLOCK)
+    first.request([1, 2])
+    first.line(0, [5, 6, 7, 8, 9], 1)
+    first.request([3])
+    first.line(0, [10, 11], 2)
+    tree = BatchBuilder(BLOCK)
+    tree.request([1, 2, 7])
+    tree.line(5, [12], 1)
+    tree.tree(6, [13, 14, 15], [-1, -1, 1], [28, 29, 30])
+    tree.request([3])
+    tree.line(2, [16], 0)
+    wide = BatchBuilder(BLOCK)
+    wide.request([4 + i % 3 for i in range(70)])
+    wide.node(17, 200, [31])
+    silent = BatchBuilder(BLOCK)
+    silent.request([3])
+    silent.line(3, [18], 0)
+    return [builder.build(torch.device(device)) for builder in (first, tree, wide, silent)]
+
+
+def outputs(target: Target, batches):
+    pages = target.make_pages(40)
+    found = [target.forward(batch, pages, taps=(0, 2)) for batch in batches]
+    return [found_part for out in found for found_part in (out.logits, *out.taps.values())], pages
+
+
+@pytest.fixture
+def target():
+    return replace(make_target(make_module("llama", max_position_embeddings=400)), fixed_width=WIDTH)
+
+
+def test_a_replay_gives_what_the_pass_gives(target):
+    batches = passes()
+    plain, pages = outputs(target, batches)
+    target.model.graphs = Replayed()
+    for _ in range(2):  # captured in the first round, replayed over other numbers in the second
+        replayed, own = outputs(target, batches)
+        assert all(torch.equal(a, b) for a, b in zip(plain, replayed, strict=True))
+        assert all(torch.equal(a[4:], b[4:]) for a, b in zip(pages.keys, own.keys, strict=True))
+
+
+def test_few_graphs_serve_all_passes_and_go_with_their_pages(target):
+    target.model.graphs = graphs = Replayed()
+    pages = target.make_pages(40)
+    for _ in range(3):
+        for batch in passes():
+            target.forward(batch, pages)
+    assert graphs.captures == 3, "with logits, over a long table, and without logits"
+    del pages
+    assert len(graphs._graphs) == 0
+
+
+def test_results_outlive_the_next_pass(target):
+    target.model.graphs = Replayed()
+    pages = target.make_pages(40)
+    first, tree, *_ = passes()
+    out = target.forward(first, pages, taps=(1,))
+    logits, states = out.logits.clone(), out.taps[1].clone()
+    target.forward(tree, pages, taps=(1,))
+    assert torch.equal(out.logits, logits)
+    assert torch.equal(out.taps[1], states)
+
+
+def test_a_module_that_cannot_be_captured_runs_as_it_is_and_says_so(target):
+    class Failing(PassGraphs):
+        def _capture(self, run, static, pages):
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    batches = passes()
+    plain, _ = outputs(target, batches)
+    target.model.graphs = Failing()
+    eager, _ = outputs(target, batches)
+    assert all(torch.equal(a, b) for a, b in zip(plain, eager, strict=True))
+    (note,) = target.all_notes
+    assert "operation not permitted when stream is capturing" in note
+    assert "more" not in note
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral", "gpt2", "qwen3_moe"])
+def test_on_a_gpu_a_replay_has_the_bits_of_the_eager_pass(name):
+    from outrider.kernels import select
+    from outrider.models.loader import assemble
+    from outrider.models.module import ModuleModel
+
+    device = torch.device("cuda")
+    module = make_module(name, torch.bfloat16, max_position_embeddings=400).to(device)
+    kernels = select("auto", device)
+    body = ModuleModel(module, kernels)
+    tokenizer = make_tokenizer()
+    target = assemble(
+        "tiny", body, "bfloat16", device, kernels, tokenizer, module.config, module.generation_config, pass_width=WIDTH
+    )
+    batches = passes(device)
+    graphs, body.graphs = body.graphs, None
+    eager, pages = outputs(target, batches)
+    body.graphs = graphs
+    for _ in range(2):
+        replayed, own = outputs(target, batches)
+        assert graphs.note is None
+        assert all(torch.equal(a, b) for a, b in zip(eager, replayed, strict=True))
+        assert all(torch.equal(a[4:], b[4:]) for a, b in zip(pages.keys, own.keys, strict=True))
