@@ -77,7 +77,7 @@ class LeanModel:
         self.spec = spec
         self.kernels = kernels
         self.page_specs = [PageSpec(spec.num_kv_heads, spec.head_dim, spec.head_dim)] * spec.num_layers
-        self._device = tables[0].device
+        self._tables = tables
         unrotated = (tables[0][:, :0], tables[1][:, :0])
         self._layers = [
             _fill(spec, weights, i, tables if spec.rotary[i] else unrotated) for i in range(spec.num_layers)
@@ -168,6 +168,18 @@ class LeanModel:
         if not hidden.shape[0]:
             return x.new_empty(0, self.spec.vocab_size), tapped
         return self._head(self.kernels.rms_norm(hidden, self._norm, self.spec.eps)), tapped
+
+    def embed(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """(T,) int64 -> (T, H) float32."""
+        return self._embedding.lookup(tokens, out)
+
+    def head_rows(self, ids: Tensor) -> Linear:
+        """The output head of the ids (n,) int64 alone: (T, H) -> (T, n)."""
+        return self._head.rows(ids)
+
+    def rotary(self) -> tuple[Tensor, Tensor]:
+        """cos and sin by position: (P, D_rot / 2) float32 each."""
+        return self._tables
 
     def _layer(
         self, i: int, x: Tensor, out: _Buffers, positions: Tensor, slots: Tensor, keys: KeyIndex, pages: Pages

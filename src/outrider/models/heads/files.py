@@ -1,0 +1,256 @@
+"""A trained drafter on disk: its description, its weights in small shards, where it came from; written whole or not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+import outrider
+from outrider.errors import ModelError
+from outrider.models.target import Target
+
+FORMAT = 1
+SHARD_BYTES = 16 * 2**20
+"""Most bytes of one file; what does not fit is cut by rows into `name.part0`, `name.part1`, ..."""
+_CONFIG, _INDEX, _WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
+_HEADER_BYTES = 64 * 2**10
+"""Room for a shard's own header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """A trained drafter.
+
+    Attributes:
+        config: {"format", "drafter", "target": as `describe_target` gives it, and fields of its architecture}.
+        tensors: by name, as they are stored (bfloat16, indices int32).
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def drafter(self) -> str:
+        """The registry's name for it."""
+        return str(self.config["drafter"])
+
+    def kept_ids(self) -> Tensor:
+        """Target ids that it knows, ascending: (V_d,) int64."""
+        return self.tensors["kept_ids"].to(torch.int64)
+
+
+def is_artefact(folder: Path) -> bool:
+    """Whether a folder holds a trained drafter of ours, rather than a model of Transformers."""
+    return "drafter" in _described(folder)
+
+
+def locate(name: str) -> Path:
+    """The folder of a trained drafter: a path, or the alias `TARGET/DRAFTER` of one that comes with the package.
+
+    Raises:
+        ModelError: if there is none of that name.
+    """
+    for folder in (Path(name).expanduser(), *(root / name for root in _roots())):
+        if is_artefact(folder):
+            return folder
+    known = sorted(f"{folder.parent.name}/{folder.name}" for folder in _shipped())
+    choice = f"an alias ({', '.join(known)}) or " if known else ""
+    raise ModelError(f"there is no trained drafter {name!r}: give {choice}a folder that `outrider train` wrote")
+
+
+def find(drafter: str, target: Target) -> Path | None:
+    """The trained drafter of that name for this target that comes with the package or the checkout, if there is one.
+
+    Its own "target" entry decides; among several that fit, one trained for a target of the same name comes first.
+    """
+    fitting = []
+    for folder in _shipped():
+        config = _described(folder)
+        if config.get("drafter") == drafter and not _differences(config["target"], target):
+            fitting.append((config["target"].get("name") != _name(target), str(folder), folder))
+    return min(fitting)[2] if fitting else None
+
+
+def wanted(drafter: str, named: str | None, target: Target) -> Path:
+    """The folder that an engine's settings ask for: the one that is named, else the one that `find` finds.
+
+    Raises:
+        ModelError: if there is none, naming the command that makes one.
+    """
+    folder = find(drafter, target) if named is None else locate(named)
+    if folder is None:
+        raise ModelError(
+            f"no {drafter} drafter for {target.name} comes with the package: make one with "
+            f"`outrider train {drafter} --target {target.name}` and name its folder as drafter_model"
+        )
+    return folder
+
+
+def read(folder: Path, drafter: str | None = None) -> Artefact:
+    """A trained drafter, whole.
+
+    Args:
+        drafter: the kind that is wanted, where only one will do.
+
+    Raises:
+        ModelError: if the folder holds none, is damaged, of another format or of another kind.
+    """
+    config = _described(folder)
+    if "drafter" not in config:
+        raise ModelError(f"{folder} holds no trained drafter: give a folder that `outrider train` wrote")
+    if config.get("format") != FORMAT:
+        raise ModelError(f"{folder} is of format {config.get('format')!r}, this version reads {FORMAT}: train it again")
+    if drafter is not None and config["drafter"] != drafter:
+        raise ModelError(f"{folder} holds a drafter of the kind {config['drafter']!r}: choose it, or another folder")
+    try:
+        index = folder / _INDEX
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_WEIGHTS]
+        parts = {key: tensor for name in names for key, tensor in load_file(folder / name).items()}
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise ModelError(f"the weights in {folder} are damaged or missing: fetch or train the drafter again") from error
+    return Artefact(config, _joined(parts))
+
+
+def write(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], card: str
+) -> None:
+    """Write a trained drafter; whatever was there stays whole until the new one is complete.
+
+    Args:
+        config: without "format", which is added here. tensors: stored in the type they have.
+
+    Raises:
+        OSError: if the disk is full or may not be written; nothing of the new one is left then.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    fresh.mkdir()
+    try:
+        (fresh / _CONFIG).write_text(json.dumps({"format": FORMAT, **config}, indent=2) + "\n")
+        (fresh / "provenance.json").write_text(json.dumps(dict(provenance), indent=2) + "\n")
+        (fresh / "README.md").write_text(card)
+        save_torch_state_dict(dict(_cut(tensors)), fresh, max_shard_size=SHARD_BYTES - _HEADER_BYTES)
+        for file in fresh.iterdir():
+            file.chmod(0o644)  # safetensors makes its files for their owner alone
+        _exchange(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _exchange(fresh: Path, folder: Path) -> None:
+    """Put a complete folder in the place of another, which comes back where that fails."""
+    if not folder.exists():
+        fresh.rename(folder)
+        return
+    old = fresh.with_suffix(".old")
+    folder.rename(old)
+    try:
+        fresh.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    shutil.rmtree(old)
+
+
+def describe_target(target: Target) -> dict[str, Any]:
+    """What binds a drafter to its target: sizes, and a digest of what every id means."""
+    return {**_sizes(target), "vocabulary_sha256": _vocabulary_digest(target)}
+
+
+def check_target(artefact: Artefact, target: Target) -> None:
+    """Refuse a drafter that was trained for another target.
+
+    Raises:
+        ModelError: naming what differs.
+    """
+    differences = _differences(artefact.config["target"], target)
+    if differences:
+        raise ModelError(
+            f"the {artefact.drafter} drafter was trained for another target than {target.name} "
+            f"({'; '.join(differences)}): train one with `outrider train {artefact.drafter} --target {target.name}`"
+        )
+
+
+def _differences(described: Mapping[str, Any], target: Target) -> list[str]:
+    sizes = _sizes(target)
+    found = [
+        f"{key} is {described.get(key)!r} there and {value!r} here"
+        for key, value in sizes.items()
+        if key != "name" and described.get(key) != value
+    ]
+    if not found and described.get("vocabulary_sha256") != _vocabulary_digest(target):
+        found.append("its tokenizer gives ids another meaning")
+    return found
+
+
+def _sizes(target: Target) -> dict[str, Any]:
+    return {
+        "name": _name(target),
+        "model_type": target.config.model_type,
+        "hidden_size": target.hidden_size,
+        "num_hidden_layers": target.num_layers,
+        "vocab_size": target.vocab_size,
+    }
+
+
+def _name(target: Target) -> str:
+    """An alias or hub id as it is; of a folder its last part, which means something on other machines too."""
+    return Path(target.name).name if Path(target.name).is_absolute() else target.name
+
+
+def _vocabulary_digest(target: Target) -> str:
+    words = sorted((token, word) for word, token in target.tokenizer.get_vocab().items() if token < target.vocab_size)
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
+def _roots() -> list[Path]:
+    """Where trained drafters come from: inside an installed package, or in the checkout around it."""
+    package = Path(outrider.__file__).parent
+    return [package / "trained", package.parents[1] / "drafters-trained"]
+
+
+def _shipped() -> list[Path]:
+    return [folder.parent for root in _roots() for folder in sorted(root.glob(f"*/*/{_CONFIG}"))]
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """A folder's config.json; empty where there is none that can be read."""
+    try:
+        config = json.loads((folder / _CONFIG).read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _cut(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors.items():
+        num_parts = -(-tensor.nbytes // (SHARD_BYTES - _HEADER_BYTES))
+        if num_parts <= 1:
+            yield name, tensor.contiguous()
+            continue
+        for index, part in enumerate(tensor.chunk(num_parts)):
+            yield f"{name}.part{index}", part.clone()
+
+
+def _joined(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    tensors: dict[str, list[tuple[int, Tensor]]] = {}
+    for name, tensor in parts.items():
+        stem, mark, number = name.rpartition(".part")
+        whole = not (mark and number.isdigit())
+        tensors.setdefault(name if whole else stem, []).append((0 if whole else int(number), tensor))
+    return {
+        name: found[0][1] if len(found) == 1 else torch.cat([part for _, part in sorted(found, key=lambda f: f[0])])
+        for name, found in tensors.items()
+    }

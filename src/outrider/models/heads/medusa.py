@@ -1,0 +1,94 @@
+"""Medusa's heads served: residual blocks over the target's last state and the last known token, one for each position.
+
+Source: Cai et al., "Medusa" (2401.10774); that the heads know the last token is the first step of Hydra (2402.05109).
+After n known tokens the heads read the tap of position n - 2 and the token x_{n - 1}; head k predicts x_{n - 1 + k}.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ModelError
+from outrider.kernels.base import Linear
+from outrider.models.heads.files import Artefact, check_target
+from outrider.models.heads.layer import Parts
+from outrider.models.heads.stage import Buffers, Rows, Stage, nowhere
+from outrider.models.target import Target
+
+
+class MedusaHeads:
+    """K heads over one state.
+
+    Attributes:
+        taps: target layers it reads. kept_ids: (V_d,) int64. num_heads: K. nbytes: of its weights.
+        rates: by head and rank, how often that guess was the target's token where the heads before were right.
+
+    Raises:
+        ModelError: if the artefact was trained for another target or is not whole.
+    """
+
+    def __init__(self, artefact: Artefact, target: Target, kind: str | None = None) -> None:
+        """kind: of the packed weights; see `stage.pack`."""
+        check_target(artefact, target)
+        parts = Parts(artefact, target, kind)
+        hidden = self._hidden = parts.hidden
+        self.taps: tuple[int, ...] = tuple(artefact.config["taps"])
+        self.kept_ids = artefact.kept_ids().to(target.device)
+        self.rates: list[list[float]] = parts.tensor("rates", None, None).float().tolist()
+        self.num_heads = len(self.rates)
+        self._target = target
+        self._kernels = target.kernels
+        self._eps = parts.eps
+        self._tap_norm = parts.floats("tap_norm.weight", hidden)
+        self._embed_norm = parts.floats("embed_norm.weight", hidden)
+        self._in = parts.linear(["in_proj"], hidden, 2 * hidden)
+        blocks = sorted({int(name.split(".")[2]) for name in artefact.tensors if name.startswith("heads.0.")})
+        if not blocks:
+            raise ModelError(f"the {artefact.drafter} drafter has no heads: train it again")
+        self._blocks: list[list[tuple[Linear, Linear]]] = [
+            [
+                (
+                    parts.linear([f"heads.{k}.{b}.up"], hidden, hidden),
+                    parts.linear([f"heads.{k}.{b}.down"], hidden, hidden),
+                )
+                for b in blocks
+            ]
+            for k in range(self.num_heads)
+        ]
+        self._head = parts.kept_head()
+        self.nbytes = parts.nbytes
+        shapes = {
+            "tap": (hidden,),
+            "token": (hidden,),
+            "pair": (2 * hidden,),
+            "z": (hidden,),
+            "gate_up": (2 * hidden,),
+            "gated": (hidden,),
+            **{f"z{k}": (hidden,) for k in range(self.num_heads)},
+        }
+        self._stage = Stage(self._kernels, target.device, shapes, self._run)
+
+    def logits(self, taps: Tensor, tokens: Tensor, depth: int) -> Tensor:
+        """The first `depth` heads: taps (A, H) raw, tokens (A,) int64 -> (A, depth, V_d) float32 over the kept ids."""
+        num_rows = tokens.shape[0]
+        room = self._stage.room(num_rows)
+        room["tap"].copy_(taps)
+        room["gate_up"][:, self._hidden :] = 1.0  # silu(gate) * 1
+        self._target.model.embed(tokens, out=room["token"])
+        self._stage.run(nowhere(num_rows, taps.device))
+        states = torch.stack([room[f"z{k}"] for k in range(depth)], dim=1)
+        return self._head(states.flatten(0, 1)).view(num_rows, depth, -1)
+
+    def _run(self, b: Buffers, _rows: Rows) -> None:
+        kernels, hidden = self._kernels, self._hidden
+        state, token = b["pair"][:, :hidden], b["pair"][:, hidden:]
+        kernels.rms_norm(b["tap"], self._tap_norm, self._eps, out=state)
+        kernels.rms_norm(b["token"], self._embed_norm, self._eps, out=token)
+        self._in(b["pair"], residual=state, out=b["z"])
+        for k, blocks in enumerate(self._blocks):
+            z, out = b["z"], b[f"z{k}"]
+            for up, down in blocks:
+                up(z, out=b["gate_up"][:, :hidden])
+                down(kernels.silu_mul(b["gate_up"], out=b["gated"]), residual=z, out=out)
+                z = out
