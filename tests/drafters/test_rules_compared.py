@@ -1,0 +1,77 @@
+"""Shared noise against rejection without replacement on one topology: with siblings, no fewer are accepted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.drafters.candidates import Candidates, Place
+from outrider.request import SamplingParams
+from outrider.sampling.context import Context
+from outrider.sampling.verify import verify
+from outrider.tree import ROOT, DraftTree
+from tests import toy
+
+SEEDS = 1200
+
+
+def laws(path: tuple[int, ...], disturbance: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of target and drafter after a path: the drafter's are the target's, disturbed."""
+    generator = torch.Generator().manual_seed(sum((token + 1) * 97**i for i, token in enumerate(path)) + 1)
+    target = torch.randn(toy.VOCAB, generator=generator) * 2.5
+    return target, target + torch.randn(toy.VOCAB, generator=generator) * disturbance
+
+
+def full_tree(acceptance: str, context: Context, width: int, levels: int, disturbance: float) -> DraftTree:
+    """`width` children everywhere: shared noise ranks them, rejection draws them without replacement."""
+    candidates = Candidates(toy.ToyKernels(), toy.VOCAB)
+    tokens: list[int] = []
+    parents: list[int] = []
+    kept: list[torch.Tensor] = []
+    paths: dict[int, tuple[int, ...]] = {ROOT: ()}
+    level = [ROOT]
+    for _ in range(levels):
+        below = []
+        for node in level:
+            q, place = laws(paths[node], disturbance)[1], Place(context, paths[node])
+            if acceptance == "match":
+                (children,) = candidates.best(q.unsqueeze(0), [place], width)
+            else:
+                children, law = candidates.draw(q, place, width, node)
+                kept += [law] * len(children)
+            for child in children:
+                below.append(len(tokens))
+                paths[len(tokens)] = (*paths[node], child.token)
+                tokens.append(child.token)
+                parents.append(node)
+        level = below
+    return DraftTree(tuple(tokens), tuple(parents), torch.stack(kept) if kept else None)
+
+
+def mean_accepted(acceptance: str, width: int, levels: int, disturbance: float) -> float:
+    total = 0
+    for seed in range(SEEDS):
+        context = Context(toy.make_request(0, [1], SamplingParams(temperature=1.0, seed=seed)), toy.VOCAB)
+        tree = full_tree(acceptance, context, width, levels, disturbance)
+        paths = [tuple(tree.tokens[i] for i in tree.path(node)) for node in range(ROOT, len(tree))]
+        logits = torch.stack([laws(path, disturbance)[0] for path in paths])
+        (verdict,) = verify([tree], logits, [context], toy.ToyKernels(), acceptance)  # type: ignore[arg-type]
+        total += len(verdict.path)  # type: ignore[union-attr]
+    return total / SEEDS
+
+
+@pytest.mark.parametrize(("width", "levels"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize("disturbance", [0.7, 1.5])
+def test_with_siblings_shared_noise_accepts_as_many(width: int, levels: int, disturbance: float) -> None:
+    shared, rejected = (mean_accepted(rule, width, levels, disturbance) for rule in ("match", "rejection"))
+    assert shared > rejected - 0.03  # two standard errors of the difference; the truth lies above
+
+
+@pytest.mark.parametrize("disturbance", [0.7, 1.5])
+def test_a_chain_under_shared_noise_loses_little(disturbance: float) -> None:
+    """At least (1 - TV) / (1 + TV) per token, at most 1 - TV, which rejection reaches."""
+    target, draft = (torch.softmax(logits.double(), 0) for logits in laws((), disturbance))
+    overlap = float(torch.minimum(target, draft).sum())
+    shared, rejected = (mean_accepted(rule, 1, 1, disturbance) for rule in ("match", "rejection"))
+    assert rejected == pytest.approx(overlap, abs=0.045)
+    assert overlap / (2 - overlap) - 0.045 < shared < overlap + 0.045
