@@ -1,0 +1,48 @@
+"""Which ids of the target's vocabulary a drafter should know: those that the target says most.
+
+Source: frequency-ranked trimming of the draft head, FR-Spec (2502.14856); lossless at any size, since the target
+verifies over its own vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.errors import TrainingError
+from outrider.training.corpus import Corpus
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Kept ids (V_d,) int64 ascending, and the share of the counted tokens that they cover."""
+
+    kept_ids: Tensor
+    coverage: float
+
+
+def choose(corpus: Corpus, size: int, vocab_size: int, eos_ids: Iterable[int] = ()) -> Vocabulary:
+    """The `size` most frequent ids of the corpus' replies, ties to the lowest id; ids that end a text always.
+
+    Raises:
+        TrainingError: if the corpus holds ids beyond the vocabulary, which is another model's.
+    """
+    counts = corpus.count(vocab_size)
+    if len(counts) > vocab_size:
+        raise TrainingError(
+            f"the replies hold id {len(counts) - 1}, but the target has {vocab_size} ids: name the model that made them"
+        )
+    ends = sorted(set(eos_ids))
+    order = np.lexsort((np.arange(vocab_size), -counts))
+    order = np.concatenate([ends, order[~np.isin(order, ends)]]).astype(np.int64)
+    kept = np.sort(order[: max(size, len(ends))])
+    return Vocabulary(torch.from_numpy(kept), float(counts[kept].sum() / max(counts.sum(), 1)))
+
+
+def whole(vocab_size: int) -> Vocabulary:
+    """All ids."""
+    return Vocabulary(torch.arange(vocab_size), 1.0)
