@@ -6,7 +6,7 @@ import itertools
 import secrets
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from numbers import Integral
@@ -24,6 +24,8 @@ from outrider.result import Delta, Result
 Message = Mapping[str, str]
 Prompt = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a conversation (`role`, `content`)."""
+Ask = tuple[Any, Prompt, SamplingParams]
+"""A request to come: a tag that its results carry, its prompt and its params."""
 
 
 def _is_iterable(value: Any) -> bool:
@@ -135,6 +137,39 @@ class LLM:
         finally:
             del self._inboxes[request.id]
             self._drop([request])
+
+    def generate_from(self, source: Callable[[], Ask | None], raw: bool = False) -> Generator[tuple[Any, Result], None, None]:
+        """Results as they end, of requests that `source` hands out whenever one may begin: the engine is kept full.
+
+        Args:
+            source: gives the next tag, prompt and params, or None where there is nothing now; it is asked again after
+                every result that was taken, so that one may lead to the next. The iterator ends when nothing runs and
+                there is nothing. raw: as in `generate`.
+
+        Yields:
+            A request's tag and its result, one for each of its samples.
+
+        Raises:
+            RequestError: where a prompt or its params cannot be honoured exactly; what runs is given up then.
+        """
+        running: dict[int, tuple[Any, Request, TextStream | None]] = {}
+        try:
+            while True:
+                while len(running) < self.config.max_requests and (ask := source()) is not None:
+                    tag, prompt, params = ask
+                    for request in self._requests(self.encode(prompt, raw), _checked(params)):
+                        stream = self._stream_of(request) if request.params.stop else None
+                        with self._lock:
+                            self.engine.add(request, stream)
+                        running[request.id] = (tag, request, stream)
+                if not running:
+                    return
+                self._step([request for _, request, _ in running.values()])
+                for number in [number for number, (_, request, _) in running.items() if request.is_finished]:
+                    tag, request, stream = running.pop(number)
+                    yield tag, self._result(request, stream)
+        finally:
+            self._drop([request for _, request, _ in running.values()])
 
     def always_guessing(self, depth: int = 4) -> AbstractContextManager[None]:
         """For tests of exactness: within this block every decode pass guesses, whether that pays or not."""

@@ -7,65 +7,35 @@ itself (Magpie, arXiv:2406.08464).
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from outrider.errors import ConfigError, OutriderError, RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.llm import LLM, Ask
 from outrider.request import FinishReason, SamplingParams
 from outrider.result import Result
+from outrider.training.reply_settings import ReplySettings, describe, refuse_other_settings
 from outrider.training.shards import Conversation, Shard, read_written, summarise, write_shard
-
-Messages = list[dict[str, str]]
+from outrider.training.turns import Messages, bits_of, digest, opening
 
 TURN_TOKENS = 256
 """Most tokens of a user turn; one that has not ended by then is left out."""
+PATIENCE = 1000
+"""Prompts that may be left out before the first is kept: then nothing will come of it."""
 PROGRESS_SECONDS = 1.0
 
 
-class Prompt(Protocol):
+class PromptLike(Protocol):
     """What is asked: a text, or the messages of a conversation."""
 
     @property
     def content(self) -> str | Messages: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ReplySettings:
-    """What is generated, and when it is enough.
-
-    Attributes:
-        num_tokens: stop at so many reply tokens, of all ranks together; prompts are asked again, with other noise,
-            until then (None: every prompt once). seconds: stop after so long (None: no limit).
-        max_tokens: most tokens of a reply. temperatures: pairs of a temperature and its share of the conversations.
-        follow_up: share of the conversations that go on for a second turn of a user, made up by the target.
-        seed: of all noise. shard_tokens: tokens of a shard, and so what a kill can lose.
-    """
-
-    num_tokens: int | None = None
-    seconds: float | None = None
-    max_tokens: int = 384
-    temperatures: tuple[tuple[float, float], ...] = ((0.0, 0.3), (0.7, 0.3), (1.0, 0.4))
-    follow_up: float = 0.0
-    seed: int = 0
-    shard_tokens: int = 1 << 19
-
-    def __post_init__(self) -> None:
-        for name in ("num_tokens", "seconds", "max_tokens", "shard_tokens"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name}={value!r} is out of range: give a number above 0")
-        if not 0 <= self.follow_up <= 1:
-            raise ConfigError(f"follow_up={self.follow_up!r} is out of range: give a share in [0, 1]")
-        if not self.temperatures or any(heat < 0 or share <= 0 for heat, share in self.temperatures):
-            raise ConfigError(f"temperatures={self.temperatures!r}: give pairs of a temperature and a share above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +66,7 @@ class _Job:
 
 def generate_replies(
     llm: LLM,
-    prompts: Iterable[Prompt] | None,
+    prompts: Iterable[PromptLike] | None,
     folder: str | Path,
     settings: ReplySettings,
     *,
@@ -148,15 +118,16 @@ class _Run:
         self.problem: str | None = None
         self._llm, self._asked, self._folder, self._settings = llm, asked, folder, settings
         self._rank, self._world = rank, world
-        self._described = _describe(llm, asked, settings)
+        self._described = describe(llm, asked, settings)
         self._shard = Shard()
         self._ready: deque[_Job] = deque()
         self._done: set[int] = set()
         self._seen_prompts: set[int] = set()
         self._number = rank
+        self._conversations = self._tokens = self._accepted = 0  # of this run
         kept = 0
         for written in read_written(folder):
-            _refuse_other_settings(folder, written.settings, self._described)
+            refuse_other_settings(folder, written.settings, self._described)
             self._done.update(written.jobs)
             self._seen_prompts.update(written.prompt_digests)
             if written.number % world == rank:
@@ -169,28 +140,37 @@ class _Run:
     def go(self, progress: Callable[[Progress], None] | None) -> None:
         """Generate until there is enough; what is finished is written even where an error ends the run."""
         started = told = time.monotonic()
-        conversations = tokens = 0
-        try:
-            for job, result in self._llm.generate_from(self._next) if self._is_short(tokens) else ():
-                for conversation in self._take(job, result):
-                    self._shard.add(conversation)
-                    conversations += 1
-                    tokens += len(conversation.reply)
-                now = time.monotonic()
-                if progress is not None and now - told >= PROGRESS_SECONDS:
-                    told = now
-                    progress(Progress(conversations, tokens, now - started))
-                if self._shard.num_tokens >= self._settings.shard_tokens:
-                    self._write()
-                if not self._is_short(tokens) or now - started > (self._settings.seconds or float("inf")):
-                    break
-        finally:
-            self._write()
+        with closing(self._llm.generate_from(self._next)) as results:
+            try:
+                while not self._has_enough(time.monotonic() - started):
+                    found = next(results, None)
+                    if found is None:
+                        break
+                    self._take(*found)
+                    now = time.monotonic()
+                    if progress is not None and now - told >= PROGRESS_SECONDS:
+                        told = now
+                        progress(Progress(self._conversations, self._tokens, now - started))
+                    if self._shard.num_tokens >= self._settings.shard_tokens:
+                        self._write()
+            finally:
+                self._write()
         if progress is not None:
-            progress(Progress(conversations, tokens, time.monotonic() - started))
+            progress(Progress(self._conversations, self._tokens, time.monotonic() - started))
 
-    def _is_short(self, tokens: int) -> bool:
-        return self._missing is None or tokens < self._missing
+    def _has_enough(self, seconds: float) -> bool:
+        return (
+            (self._missing is not None and self._tokens >= self._missing)
+            or (self._settings.seconds is not None and seconds > self._settings.seconds)
+            or (not self._conversations and sum(self._shard.left_out.values()) >= PATIENCE)
+        )
+
+    def _keep(self, job: _Job) -> None:
+        """The job is over: its conversations go into the shard, all at once, as a resumed run expects."""
+        for conversation in job.kept:
+            self._shard.add(conversation)
+            self._conversations += 1
+            self._tokens += len(conversation.reply)
 
     def _write(self) -> None:
         if self._shard.conversations:
@@ -204,6 +184,8 @@ class _Run:
             epoch = 0 if self._asked is None else number // len(self._asked)
             if epoch and (self._missing is None or not any(heat for heat, _ in self._settings.temperatures)):
                 return  # every prompt was asked once, and a greedy reply would only come again
+            if epoch and not self._accepted:
+                return
             if number not in self._done:
                 heat = self._temperature(number, again=epoch > 0)
                 content = [] if self._asked is None else self._asked[number % len(self._asked)]
@@ -231,6 +213,7 @@ class _Run:
                 ask = self._ask_turn(job) if job.asks_turn else self._ask_reply(job)
                 if len(job.ids) >= self._llm.resolved.max_context:
                     raise RequestError("the prompt is longer than the context")
+                self._accepted += 1
                 return ask
             except RequestError as error:
                 self._give_up(job, "prompts refused", str(error))
@@ -248,98 +231,55 @@ class _Run:
         params = SamplingParams(temperature=job.temperature, max_tokens=self._settings.max_tokens, seed=seed)
         return job, job.ids, params
 
-    def _take(self, job: _Job, result: Result) -> Sequence[Conversation]:
-        """Take a result in -> the job's conversations once it is over."""
+    def _take(self, job: _Job, result: Result) -> None:
         if result.error is not None:
-            return self._give_up(job, "replies failed", result.error)
-        if job.asks_turn:
-            return self._take_turn(job, result)
-        digest = _digest(job.content)
-        job.kept.append(Conversation(job.number, job.ids, result.token_ids, job.temperature, digest))
-        goes_on = isinstance(job.content, list) and self._llm.tokenizer.chat_template and len(job.kept) == 1
-        if not goes_on or result.finish_reason != FinishReason.STOP or not result.text.strip():
-            return job.kept
-        if self._bits(job.number, "follow-up") / 2**63 >= self._settings.follow_up:
-            return job.kept
-        assert isinstance(job.content, list)
-        job.content = [*job.content, {"role": "assistant", "content": result.text}]
+            self._give_up(job, "replies failed", result.error)
+        elif job.asks_turn:
+            self._take_turn(job, result)
+        else:
+            self._take_reply(job, result)
+
+    def _take_reply(self, job: _Job, result: Result) -> None:
+        prompt = digest(job.content)
+        job.kept.append(Conversation(job.number, job.ids, result.token_ids, job.temperature, prompt))
+        goes_on = (
+            isinstance(job.content, list)
+            and len(job.kept) == 1
+            and result.finish_reason == FinishReason.STOP
+            and result.text.strip()
+            and self._bits(job.number, "follow-up") / 2**63 < self._settings.follow_up
+        )
+        if not goes_on:
+            self._keep(job)
+            return
+        self._say(job, "assistant", result.text)
         job.asks_turn = True
         self._ready.append(job)
-        return ()
 
-    def _take_turn(self, job: _Job, result: Result) -> Sequence[Conversation]:
+    def _take_turn(self, job: _Job, result: Result) -> None:
         text = result.text.strip()
         if result.finish_reason != FinishReason.STOP or not text:
-            return self._give_up(job, "turns without an end or words")
-        assert isinstance(job.content, list)
-        job.content = [*job.content, {"role": "user", "content": text}]
-        digest = _digest(job.content)
-        if digest in self._seen_prompts:
-            return self._give_up(job, "turns said before")
-        self._seen_prompts.add(digest)
+            self._give_up(job, "turns without an end or words")
+            return
+        self._say(job, "user", text)
+        prompt = digest(job.content)
+        if prompt in self._seen_prompts:
+            self._give_up(job, "turns said before")
+            return
+        self._seen_prompts.add(prompt)
         job.asks_turn = False
         self._ready.append(job)
-        return ()
 
-    def _give_up(self, job: _Job, reason: str, problem: str | None = None) -> Sequence[Conversation]:
+    def _say(self, job: _Job, role: str, text: str) -> None:
+        assert isinstance(job.content, list)
+        job.content = [*job.content, {"role": role, "content": text}]
+
+    def _give_up(self, job: _Job, reason: str, problem: str | None = None) -> None:
         """Leave a job, or its follow-up, out and count it; one bad prompt costs nothing but itself."""
         self._shard.leave_out(reason)
         self.problem = self.problem or problem or reason
-        return job.kept
+        self._keep(job)
 
     def _bits(self, number: int, use: str) -> int:
         """63 random bits of a job, for one use."""
-        return _hash(f"{self._settings.seed}/{number}/{use}")
-
-
-def opening(llm: LLM, messages: Messages) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Token ids of a conversation up to where the user's next words would begin, and the tokens that end such words.
-
-    Raises:
-        ConfigError: if the model has no chat template, or one in which a user's words cannot be found again.
-    """
-    mark = "outrider-user-words"
-    if not llm.tokenizer.chat_template:
-        raise ConfigError("this model has no chat template to make up a user's words from: give prompts")
-    try:
-        text = llm.tokenizer.apply_chat_template([*messages, {"role": "user", "content": mark}], tokenize=False)
-    except Exception as error:  # a template is a program of the model's authors and may raise anything
-        raise ConfigError(f"the chat template refused a user's turn ({error}): give prompts") from error
-    before, found, after = text.partition(mark)
-    if not found or not before:
-        raise ConfigError("the chat template hides where a user's words begin: give prompts")
-    encode = llm.tokenizer.encode
-    following = encode(after, add_special_tokens=False)[:1]
-    special = set(llm.tokenizer.all_special_ids)
-    return tuple(encode(before, add_special_tokens=False)), tuple(token for token in following if token in special)
-
-
-def _describe(llm: LLM, asked: list[str | Messages] | None, settings: ReplySettings) -> dict[str, Any]:
-    """What every conversation of a folder depends on, as plain data."""
-    kept = {
-        key: value for key, value in asdict(settings).items() if key not in ("num_tokens", "seconds", "shard_tokens")
-    }
-    prompts = None if asked is None else f"{_hash(json.dumps(asked)):016x}"
-    resolved = llm.resolved
-    described = {"model": resolved.model, "dtype": resolved.dtype, "prompts": prompts, **kept}
-    plain: dict[str, Any] = json.loads(json.dumps(described))  # tuples as lists, as they are read back
-    return plain
-
-
-def _refuse_other_settings(folder: Path, there: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for key in wanted:
-        if there.get(key) != wanted[key]:
-            raise ConfigError(
-                f"{folder} holds replies made with {key}={there.get(key)!r} and {wanted[key]!r} is asked for: "
-                "choose another folder, or the same settings"
-            )
-
-
-def _digest(content: str | Messages) -> int:
-    """63 bits of a prompt, whatever its case and spaces."""
-    text = content if isinstance(content, str) else "\0".join(message["content"] for message in content)
-    return _hash(" ".join(text.lower().split()))
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()) >> 1
+        return bits_of(f"{self._settings.seed}/{number}/{use}")
