@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError
@@ -43,6 +43,8 @@ def llm(tmp_path_factory):
     make_module("llama", max_position_embeddings=400).save_pretrained(folder)
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # Without it the end token "w2" would be found in the word "w27".
+    tokenizer.add_special_tokens({"eos_token": AddedToken("w2", single_word=True)})
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     return LLM(str(folder), drafter="none", kernels="plain", max_requests=5, max_rows=64, num_slots=4000, threads=1)
