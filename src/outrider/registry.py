@@ -53,6 +53,9 @@ DRAFTERS = Registry(
         "ngram": "outrider.drafters.ngram:Ngram",
         "small_model": "outrider.drafters.small_model:SmallModel",
         "early_exit": "outrider.drafters.early_exit:EarlyExit",
+        "medusa": "outrider.drafters.medusa:Medusa",
+        "eagle3": "outrider.drafters.eagle3:Eagle3",
+        "block": "outrider.drafters.block:Block",
     },
 )
 
@@ -69,6 +72,9 @@ TRAINED = Registry(
 """The module that is trained for each drafter that learns from a target."""
 
 READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"drafter_model": ("small_model",), "exit_layers": ("early_exit",)}
+    {
+        "drafter_model": ("small_model", "early_exit", "medusa", "eagle3", "block"),
+        "exit_layers": ("early_exit",),
+    }
 )
 """Settings that only some drafters read."""

@@ -62,12 +62,20 @@ class Candidates:
     tokens without a column are never proposed, columns beyond the target's vocabulary are cut off.
 
     Args:
-        kept: (V_d,) ascending token ids of a trimmed vocabulary.
+        kept: (V_d,) ascending token ids of a trimmed vocabulary. rates: by depth and rank, chances that were measured
+            beforehand; without noise they are the prior in place of q, which then only corrects them.
     """
 
-    def __init__(self, kernels: Kernels, vocab_size: int, kept: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        vocab_size: int,
+        kept: Tensor | None = None,
+        rates: Sequence[Sequence[float]] | None = None,
+    ) -> None:
         self._kernels = kernels
         self._vocab_size = vocab_size
+        self._rates = rates
         self._kept = None if kept is None else kept.to(torch.int64)
         self._ids: list[int] | None = None if kept is None else kept.tolist()
         self._greedy, self._noisy, self._drawn = Weights(Q_STEPS), Weights(GAP_STEPS), Weights(Q_STEPS)
@@ -148,11 +156,16 @@ class Candidates:
                 ranked = sorted(zip(row, columns, strict=True), key=lambda pair: (-pair[0], pair[1]))
                 for rank, (chance, column) in enumerate(ranked[:width]):
                     if chance > 0.0:
-                        prior = doubt * chance
+                        prior = doubt * (self._rate(depth, rank) or chance)
                         weight, cell = self._greedy.weigh(chance, prior, rank, depth)
                         candidates.append(Candidate(self._token(column), weight, prior, rank, cell, self._greedy))
             found.append(candidates)
         return found
+
+    def _rate(self, depth: int, rank: int) -> float:
+        """What was measured beforehand; 0 where nothing was."""
+        rates = self._rates[depth - 1] if self._rates and depth <= len(self._rates) else ()
+        return rates[rank] if rank < len(rates) else 0.0
 
     def _by_gap(
         self, logits: Tensor, places: Sequence[Place], width: int, doubts: Sequence[float]

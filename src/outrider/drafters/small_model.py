@@ -1,13 +1,17 @@
-"""A stand-alone smaller model of the same vocabulary, with a key-value stack of its own that may lag behind."""
+"""A stand-alone smaller model of the same vocabulary, or a part of it, with a stack of its own that may lag behind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
 from outrider.drafters.grow import Grower
 from outrider.models.batch import FlatBatch, TargetOutput
+from outrider.models.heads import files
+from outrider.models.heads.small import TrimmedModel
 from outrider.models.loader import load
 from outrider.models.target import Target, same_vocabulary
 from outrider.request import Request
@@ -19,44 +23,37 @@ class SmallModel(Drafter):
 
     From `observe` it learns only how its guesses fared: what it has not seen is in the request's tokens, and the next
     proposal runs them.
-    Without `drafter_model` it is the target itself, which is right for a test of exactness and never faster.
+    `drafter_model` is any model of the target's vocabulary, or one that `outrider train` made, which speaks a part of
+    it. Without it, one that comes with the package serves; where there is none, the target itself, which is right for a
+    test of exactness and never faster.
 
     Raises:
-        ModelError: for a model of another vocabulary, naming the first differing id.
+        ModelError: for a model of another vocabulary, naming the first differing id, or one trained for another target.
     """
 
     name = "small_model"
 
     def __init__(self, workshop: Workshop) -> None:
         target, config = workshop.target, workshop.config
-        if config.drafter_model is None:
-            self.model: Target = target
+        self.model = self._model(workshop)
+        if isinstance(self.model, TrimmedModel):
+            self._kept: Tensor | None = self.model.kept_ids
+            stack, self.nbytes = self.model.stack, self.model.nbytes
         else:
-            self.model = load(
-                config.drafter_model,
-                dtype=config.dtype,
-                device=str(target.device),
-                kernels=config.kernels,
-                threads=config.threads,
-            )
-            same_vocabulary(target.tokenizer, self.model.tokenizer)
-        self.needs = Needs(
-            stack=tuple(self.model.page_specs), stack_dtype=self.model.page_dtype, scratch_levels=1, ranks=True
-        )
-        self.nbytes = 0 if self.model is target else self.model.nbytes
-        self._workshop = workshop
+            self._kept = None
+            stack, self.nbytes = tuple(self.model.page_specs), 0 if self.model is target else self.model.nbytes
+        self.needs = Needs(stack=stack, stack_dtype=self.model.page_dtype, scratch_levels=1, ranks=True)
+        self._kernels, self._acceptance, self._vocab_size = target.kernels, config.acceptance, target.vocab_size
         self._seen: dict[int, int] = {}
 
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         assert own_pages is not None
-        pages = own_pages
-        self._grower = Grower(
-            lambda batch: self.model.forward(batch, pages).logits,
-            self._workshop.target.kernels,
-            self._workshop.config.acceptance,
-            block_size,
-            self._workshop.target.vocab_size,
-        )
+        model, pages = self.model, own_pages
+
+        def run(batch: FlatBatch) -> Tensor:
+            return model.logits(batch, pages) if isinstance(model, TrimmedModel) else model.forward(batch, pages).logits
+
+        self._grower = Grower(run, self._kernels, self._acceptance, block_size, self._vocab_size, self._kept)
 
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
         self._grower.observe(commits)
@@ -71,3 +68,21 @@ class SmallModel(Drafter):
 
     def end(self, request: Request) -> None:
         self._grower.end(request)
+
+    def _model(self, workshop: Workshop) -> Target | TrimmedModel:
+        target, config = workshop.target, workshop.config
+        named = config.drafter_model
+        trained = files.find(self.name, target) if named is None else files.trained(named)
+        if trained is not None:
+            return TrimmedModel(files.read(trained, self.name), target)
+        if named is None:
+            return target
+        model = load(
+            named,
+            dtype=config.dtype,
+            device=str(target.device),
+            kernels=config.kernels,
+            threads=config.threads,
+        )
+        same_vocabulary(target.tokenizer, model.tokenizer)
+        return model

@@ -26,6 +26,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
 from outrider.models.batch import BatchBuilder
+from outrider.models.heads import files
 from outrider.models.loader import load
 from outrider.models.target import Target
 from outrider.registry import DRAFTERS, READ_BY
@@ -117,7 +118,7 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
     ranks = drafter is not None and drafter.needs.ranks
     control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, ranks)
     engine = _engine(config, target, drafter, control, max_context, memory.slots)
-    found = probe_drafter(engine) if config.self_test and config.drafter_model else None
+    found = probe_drafter(engine) if config.self_test and drafter is not None and drafter.nbytes else None
     resolved = Resolved(
         model=target.name,
         way=target.way,
@@ -222,8 +223,7 @@ def _refuse(config: EngineConfig, target: Target) -> None:
 def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> Drafter | None:
     name = config.drafter
     if name == "auto":
-        name = READ_BY["drafter_model"][0] if config.drafter_model else DEFAULT_DRAFTER
-        reasons["drafter"] = "a drafter model is named" if config.drafter_model else "needs no weights and no memory"
+        name, reasons["drafter"] = _choice(config)
     for setting, readers in READ_BY.items():
         if getattr(config, setting) is not None and not set(readers) & set(name.split("+")):
             raise ConfigError(f"{setting} is read by {', '.join(readers)}, not by {name!r}: leave one out")
@@ -231,6 +231,16 @@ def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> D
         return None
     made: list[Drafter] = [DRAFTERS[part](Workshop(target, config)) for part in name.split("+")]
     return made[0] if len(made) == 1 else Cascade(*made)
+
+
+def _choice(config: EngineConfig) -> tuple[str, str]:
+    """The drafter where none is named, and why."""
+    if config.drafter_model is None:
+        return DEFAULT_DRAFTER, "needs no weights and no memory"
+    folder = files.trained(config.drafter_model)
+    if folder is None:
+        return READ_BY["drafter_model"][0], "a drafter model is named"
+    return files.kind(folder), "what the named weights were trained for"
 
 
 def _depth(config: EngineConfig, reasons: dict[str, str]) -> int:

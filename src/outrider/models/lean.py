@@ -173,9 +173,9 @@ class LeanModel:
         """(T,) int64 -> (T, H) float32."""
         return self._embedding.lookup(tokens, out)
 
-    def head_rows(self, ids: Tensor) -> Linear:
-        """The output head of the ids (n,) int64 alone: (T, H) -> (T, n)."""
-        return self._head.rows(ids)
+    def head_rows(self, ids: Tensor | None) -> Linear:
+        """The output head of the ids (n,) int64 alone: (T, H) -> (T, n); None: of all."""
+        return self._head if ids is None else self._head.rows(ids)
 
     def rotary(self) -> tuple[Tensor, Tensor]:
         """cos and sin by position: (P, D_rot / 2) float32 each."""

@@ -96,8 +96,8 @@ class ModuleModel:
         rows = self.module.get_input_embeddings().weight.detach()[tokens].float()
         return rows if out is None else out.copy_(rows)
 
-    def head_rows(self, ids: Tensor) -> Linear:
-        """The output head of the ids (n,) int64 alone: (T, H) -> (T, n).
+    def head_rows(self, ids: Tensor | None) -> Linear:
+        """The output head of the ids (n,) int64 alone: (T, H) -> (T, n); None: of all, padding included.
 
         Raises:
             ModelError: for a module whose head is not one linear.
@@ -106,7 +106,8 @@ class ModuleModel:
         if head is None or getattr(head, "weight", None) is None:
             raise ModelError(f"{type(self.module).__name__} has no output head of one linear: choose another drafter")
         bias = getattr(head, "bias", None)
-        return self.kernels.pack(head.weight.detach()[ids], None if bias is None else bias.detach()[ids])
+        made = self.kernels.pack(head.weight.detach(), bias if bias is None else bias.detach())
+        return made if ids is None else made.rows(ids)
 
     @torch.inference_mode()
     def rotary(self) -> tuple[Tensor, Tensor]:

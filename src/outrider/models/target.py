@@ -45,8 +45,8 @@ class Model(Protocol):
     def embed(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """Rows of the embedding, before whatever a module scales them by: (T,) int64 -> (T, H) float32."""
 
-    def head_rows(self, ids: Tensor) -> Linear:
-        """The output head of the ids (n,) int64 alone: (T, H) -> (T, n)."""
+    def head_rows(self, ids: Tensor | None) -> Linear:
+        """The output head of the ids (n,) int64 alone: (T, H) -> (T, n); None: of all, padding included."""
 
     def rotary(self) -> tuple[Tensor, Tensor]:
         """cos and sin by position, (P, D_rot / 2) float32 each; D_rot = 0 where the model does not rotate one way."""

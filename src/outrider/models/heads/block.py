@@ -39,15 +39,14 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What one pass over A blocks of D rows gives, row i of block a at `a * D + i`.
+    """What one pass over the T rows of some blocks gives.
 
     Attributes:
-        logits: (A * D, V_d) float32, before any correction. confidence: (A * D,) its part of the state.
+        logits: (T, V_d) float32, before any correction. confidence: (T,), what the states alone say of it.
     """
 
     logits: Tensor
     confidence: Tensor
-    depth: int
 
 
 class BlockHead:
@@ -117,27 +116,29 @@ class BlockHead:
         self._context.room(taps.shape[0])["taps"].copy_(taps)
         self._context.run(rows)
 
-    def blocks(self, anchors: Tensor, depth: int, rows: Rows) -> Blocks:
-        """Run A blocks of `depth` rows: anchors (A,) int64, the last known tokens; rows as `Blocks` has them."""
-        room = self._block.room(anchors.shape[0] * depth)
-        x = room["x"].unflatten(0, (-1, depth))
-        x[:, 0] = self._target.model.embed(anchors)
-        x[:, 1:] = self._mask
+    def blocks(self, anchors: Tensor, starts: Tensor, rows: Rows) -> Blocks:
+        """Run the T rows of A blocks, one after the other; all but each one's row 0 are masks.
+
+        anchors: (A,) int64, the last known tokens. starts: (A,) int64, where each block's row 0 stands.
+        """
+        room = self._block.room(rows.positions.shape[0])
+        room["x"].copy_(self._mask.expand_as(room["x"]))
+        room["x"][starts] = self._target.model.embed(anchors)
         self._block.run(rows)
         confidence = self._confidence(room["state"])[:, 0] + self._confidence_bias
-        return Blocks(self._head(room["adapted"]), confidence, depth)
+        return Blocks(self._head(room["adapted"]), confidence)
 
     def corrected(self, blocks: Blocks, places: Tensor, previous: Tensor) -> tuple[Tensor, list[float]]:
-        """Logits (P, V_d) of rows `places` (P,) of the blocks after the tokens `previous` (P,), and how far each is to
-        be trusted: the expected `1 - TV(p, q)`. Both int64; the tokens are kept ids.
+        """Logits (P, V_d) of rows `places` (P,) of the blocks after the tokens `previous` (P,), and how far to trust
+        each: the expected `1 - TV(p, q)`. Both int64; the tokens are kept ids.
         """
         before = self._markov_in[self._index[previous]]
         logits = self._markov_out(before, residual=blocks.logits[places])
-        return logits, torch.sigmoid(blocks.confidence[places] + before @ self._confidence_prev).tolist()
+        return logits, _trust(blocks.confidence[places] + before @ self._confidence_prev)
 
-    def trust(self, blocks: Blocks, places: Tensor) -> list[float]:
-        """Of rows without a guessed token before them: rows 0, the anchors."""
-        return torch.sigmoid(blocks.confidence[places]).tolist()
+    def anchored(self, blocks: Blocks, starts: Tensor) -> tuple[Tensor, list[float]]:
+        """The same for the blocks' rows 0, which no guess precedes."""
+        return blocks.logits[starts], _trust(blocks.confidence[starts])
 
     def _run_context(self, b: Buffers, rows: Rows) -> None:
         kernels = self._kernels
@@ -161,6 +162,12 @@ class BlockHead:
             layer.mlp.apply(kernels, b, b["x"], b["normed"])
         kernels.rms_norm(b["x"], self._final_norm, eps, out=b["state"])
         self._adapter(b["state"], out=b["adapted"])
+
+
+def _trust(scores: Tensor) -> list[float]:
+    """A confidence that is no number is none."""
+    trust: list[float] = torch.sigmoid(scores).nan_to_num(nan=0.0).tolist()
+    return trust
 
 
 def _num_layers(artefact: Artefact) -> int:

@@ -6,7 +6,6 @@ EAGLE 3.1's. The entry at position j belongs to token x_j and uses the taps of p
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from outrider.cache.pages import Pages, PageSpec
@@ -99,8 +98,3 @@ class Eagle3Head:
         self._o(mixed, residual=b["feature"], out=b["x"])
         self._mlp.apply(kernels, b, b["x"], b["normed"])
         kernels.rms_norm(b["x"], self._final_norm, self._eps, out=b["state"])
-
-
-def blank_taps(num_rows: int, num_taps: int, target: Target) -> Tensor:
-    """What stands for taps that are not known: (T, n H) zeros."""
-    return torch.zeros(num_rows, num_taps * target.hidden_size, device=target.device)

@@ -51,23 +51,32 @@ class Artefact:
         return self.tensors["kept_ids"].to(torch.int64)
 
 
-def is_artefact(folder: Path) -> bool:
-    """Whether a folder holds a trained drafter of ours, rather than a model of Transformers."""
-    return "drafter" in _described(folder)
+def trained(name: str) -> Path | None:
+    """The folder of a trained drafter: a path, or the alias `TARGET/DRAFTER` of one that comes with the package.
+
+    None for anything else, such as a folder that holds a model of Transformers.
+    """
+    folders = (Path(name).expanduser(), *(root / name for root in _roots()))
+    return next((folder for folder in folders if "drafter" in _described(folder)), None)
 
 
 def locate(name: str) -> Path:
-    """The folder of a trained drafter: a path, or the alias `TARGET/DRAFTER` of one that comes with the package.
+    """As `trained`.
 
     Raises:
         ModelError: if there is none of that name.
     """
-    for folder in (Path(name).expanduser(), *(root / name for root in _roots())):
-        if is_artefact(folder):
-            return folder
-    known = sorted(f"{folder.parent.name}/{folder.name}" for folder in _shipped())
-    choice = f"an alias ({', '.join(known)}) or " if known else ""
-    raise ModelError(f"there is no trained drafter {name!r}: give {choice}a folder that `outrider train` wrote")
+    folder = trained(name)
+    if folder is None:
+        known = sorted(f"{folder.parent.name}/{folder.name}" for folder in _shipped())
+        choice = f"an alias ({', '.join(known)}) or " if known else ""
+        raise ModelError(f"there is no trained drafter {name!r}: give {choice}a folder that `outrider train` wrote")
+    return folder
+
+
+def kind(folder: Path) -> str:
+    """Which drafter a trained drafter's folder is for: a name of the registry."""
+    return str(_described(folder)["drafter"])
 
 
 def find(drafter: str, target: Target) -> Path | None:

@@ -166,8 +166,3 @@ class FusedTaps:
             part = slice(index * hidden, (index + 1) * hidden)
             kernels.rms_norm(taps[:, part], norm, self.eps, out=normed[:, part])
         self.fc(normed, out=out)
-
-
-def rotary_limit(target: Target) -> int:
-    """Positions for which the target has rotary tables."""
-    return int(target.model.rotary()[0].shape[0])

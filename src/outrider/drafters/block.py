@@ -1,0 +1,114 @@
+"""The block drafter: one pass gives the laws of all positions, a tree is grown best-first from them.
+
+Sources: DFlash (2602.06036), DSpark (2607.05147): a low-rank correction by the token before, and a confidence that
+tells how far a row is to be trusted; trees from marginals as in CAST (2610.00321).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from outrider.cache.pages import Pages
+from outrider.drafters.base import Ask, Commit, Needs, Workshop
+from outrider.drafters.candidates import Candidates
+from outrider.drafters.tap_fed import Feed, TapFed
+from outrider.drafters.trees import Level, Trees
+from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
+from outrider.models.heads import files
+from outrider.models.heads.block import BlockHead, Blocks
+from outrider.models.heads.stage import Rows
+from outrider.request import Request
+from outrider.tree import DraftTree
+
+WIDTH = 4
+"""Nodes a level; more cost no pass of the head, only its correction."""
+
+
+class Block(TapFed):
+    """Guesses a block of positions at once from hidden states of five target layers.
+
+    Raises:
+        ModelError: if no head was trained for this target.
+    """
+
+    name = "block"
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+        target, named = workshop.target, workshop.config.drafter_model
+        self.head = BlockHead(files.read(files.wanted(self.name, named, target), self.name), target)
+        self.needs = Needs(
+            stack=self.head.stack,
+            stack_dtype=target.page_dtype,
+            scratch_levels=0,
+            scratch_chain=True,
+            ranks=True,
+            width=WIDTH,
+            taps=self.head.taps,
+        )
+        self.nbytes = self.head.nbytes
+
+    def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
+        assert own_pages is not None
+        target = self._workshop.target
+        self.head.place(own_pages)
+        self._block_size = block_size
+        self._feed = Feed(self.head.taps, len(self.head.taps) * target.hidden_size, target.device, block_size)
+        candidates = Candidates(target.kernels, target.vocab_size, self.head.kept_ids)
+        self._trees = Trees(candidates, self._workshop.config.acceptance)
+
+    @torch.inference_mode()
+    def write(self, batch: FlatBatch, taps: Tensor) -> None:
+        """See `TapFed.write`; a context entry has no state to guess from."""
+        self.head.write_context(taps, Rows(batch.positions, batch.slots, batch.keys))
+
+    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
+        super().observe(batch, output, commits)
+        self._trees.observe(commits)
+
+    @torch.inference_mode()
+    def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        for entries, taps in self._feed.due(asks):
+            self.write(entries, taps)
+        asks = [self._clamped(ask) for ask in asks]
+        blocks, starts = self._blocks(asks)
+        device = self._workshop.target.device
+        first = {id(ask): start for ask, start in zip(asks, starts, strict=True)}
+
+        def expand(level: Level) -> tuple[Tensor, Sequence[float]]:
+            places = torch.tensor([first[id(ask)] + level.depth for ask in level.asks], device=device)
+            return self.head.corrected(blocks, places, torch.tensor(level.tokens, device=device))
+
+        logits, trust = self.head.anchored(blocks, torch.tensor(starts, device=device))
+        return self._trees.grow(asks, logits, expand, trust)
+
+    def end(self, request: Request) -> None:
+        super().end(request)
+        self._trees.end(request)
+
+    def _clamped(self, ask: Ask) -> Ask:
+        """No deeper than a block."""
+        depth = min(ask.budget.depth, self.head.block_size)
+        return replace(ask, budget=replace(ask.budget, depth=depth))
+
+    def _blocks(self, asks: Sequence[Ask]) -> tuple[Blocks, list[int]]:
+        """One pass over a block an ask; where each one's rows start."""
+        device = self._workshop.target.device
+        builder = BatchBuilder(self._block_size)
+        starts = []
+        for ask in asks:
+            starts.append(builder.num_rows)
+            builder.request(ask.table)
+            known = ask.request.num_tokens
+            (anchor,) = ask.request.tokens(known - 1, known)
+            for row in range(ask.budget.depth):
+                builder.node(anchor, known, ask.scratch[: row + 1])
+        batch = builder.build(device)
+        at = torch.tensor(starts, device=device)
+        # A block begins at the last known token's position, beside that token's own context entry.
+        rows = Rows(batch.positions - 1, batch.slots, batch.keys)
+        return self.head.blocks(batch.tokens[at], at, rows), starts

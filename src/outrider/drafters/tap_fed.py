@@ -1,0 +1,162 @@
+"""What drafters fed from the target's hidden states share: the taps that wait, and the layers that catch up with them.
+
+The entry at position j of such a stack belongs to token x_j and uses the taps of position j - 1, so that n known tokens
+have n entries, and each depends on the token prefix [0, j] alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.base import Ask, Commit, Drafter
+from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
+from outrider.request import Request
+
+MOST_PENDING = 16
+"""Entries of one request that may wait for a proposal; more are run at once, a prompt's in whole chunks."""
+MAX_ROWS = 512
+"""Rows of one pass that catches up."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One request's entries [0, done) are written; `taps` holds those of the following ones, row by row."""
+
+    done: int
+    taps: list[Tensor] = field(default_factory=list)
+    num_rows: int = 0
+
+    def add(self, taps: Tensor) -> None:
+        self.taps.append(taps)
+        self.num_rows += taps.shape[0]
+
+    def take(self, count: int) -> Tensor:
+        """The taps of the next `count` entries, which are done then: (count, W)."""
+        taps = self.taps[0] if len(self.taps) == 1 else torch.cat(self.taps)
+        self.taps, self.num_rows = [taps[count:]], self.num_rows - count
+        self.done += count
+        return taps[:count]
+
+
+class Feed:
+    """Keeps the taps of committed rows until their entries are written.
+
+    Where a request begins behind a cached prefix whose taps nobody saw, zeros stand for them: its entries come from the
+    tokens alone.
+
+    Args:
+        layers: target layers that are tapped. width: of their outputs side by side.
+    """
+
+    def __init__(self, layers: Sequence[int], width: int, device: torch.device, block_size: int) -> None:
+        self._layers = layers
+        self._unknown = torch.zeros(1, width, device=device)
+        self._device = device
+        self._block_size = block_size
+        self._pending: dict[int, _Pending] = {}
+
+    def begin(self, request: Request) -> None:
+        self._pending.pop(request.id, None)
+
+    def observe(self, output: TargetOutput, commits: Sequence[Commit]) -> None:
+        """Take in the taps of what was committed."""
+        taps = torch.cat([output.taps[layer] for layer in self._layers], dim=1)
+        for commit in commits:
+            pending = self._pending.get(commit.request.id)
+            if pending is None:
+                pending = self._pending[commit.request.id] = _Pending(commit.seen)
+                pending.add(self._unknown.expand(commit.start + 1 - commit.seen, -1))
+            assert pending.done + pending.num_rows == commit.start + 1
+            pending.add(_rows(taps, commit.rows))
+
+    def overdue(self, commits: Sequence[Commit]) -> list[tuple[FlatBatch, Tensor]]:
+        """Passes that write what has waited too long, or has no proposal to wait for: (batch, taps (T, W)).
+
+        The last committed token's taps stay: the entry that they belong to is not known to be kept yet.
+        """
+        batcher = _Batcher(self._block_size, self._device)
+        for commit in commits:
+            pending = self._pending[commit.request.id]
+            ready = pending.num_rows - 1
+            if ready >= MOST_PENDING or (ready and commit.request.finish_reason is not None):
+                batcher.add(commit.request, commit.table, pending, ready, num_logits=0)
+        return batcher.finish()
+
+    def due(self, asks: Sequence[Ask]) -> list[tuple[FlatBatch, Tensor]]:
+        """Passes that write every entry up to each ask's last known token, whose row asks for logits."""
+        batcher = _Batcher(self._block_size, self._device)
+        for ask in asks:
+            pending = self._pending[ask.request.id]
+            batcher.add(ask.request, ask.table, pending, pending.num_rows, num_logits=1)
+        return batcher.finish()
+
+    def done(self, request: Request) -> int | None:
+        """How many entries are written."""
+        pending = self._pending.get(request.id)
+        return None if pending is None else pending.done
+
+
+class _Batcher:
+    """Collects entries of many requests into passes of at most `MAX_ROWS` rows."""
+
+    def __init__(self, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._device = device
+        self._builder = BatchBuilder(block_size)
+        self._taps: list[Tensor] = []
+        self._passes: list[tuple[FlatBatch, Tensor]] = []
+
+    def add(self, request: Request, table: Sequence[int], pending: _Pending, count: int, num_logits: int) -> None:
+        while count:
+            size = min(count, MAX_ROWS - self._builder.num_rows)
+            start = pending.done
+            self._builder.request(table)
+            self._builder.line(start, request.tokens(start, start + size), num_logits if size == count else 0)
+            self._taps.append(pending.take(size))
+            count -= size
+            if self._builder.num_rows == MAX_ROWS:
+                self._cut()
+
+    def finish(self) -> list[tuple[FlatBatch, Tensor]]:
+        if self._builder.num_rows:
+            self._cut()
+        return self._passes
+
+    def _cut(self) -> None:
+        self._passes.append((self._builder.build(self._device), torch.cat(self._taps)))
+        self._builder, self._taps = BatchBuilder(self._block_size), []
+
+
+class TapFed(Drafter):
+    """A drafter with a stack of its own that is written from taps; it says how, in `write`."""
+
+    _feed: Feed
+
+    def write(self, batch: FlatBatch, taps: Tensor) -> Tensor | None:
+        """Write T entries, taps (T, W) -> states (M, H) of `batch.logit_rows`, where guesses start from them."""
+        raise NotImplementedError
+
+    def begin(self, request: Request) -> None:
+        self._feed.begin(request)
+
+    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
+        self._feed.observe(output, commits)
+        for entries, taps in self._feed.overdue(commits):
+            self.write(entries, taps)
+
+    def seen(self, request: Request) -> int | None:
+        return self._feed.done(request)
+
+    def end(self, request: Request) -> None:
+        self._feed.begin(request)
+
+
+def _rows(taps: Tensor, rows: Sequence[int]) -> Tensor:
+    """Chosen rows; a view where they lie side by side, as in every plain pass."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return taps[rows[0] : rows[-1] + 1]
+    return taps[list(rows)]
