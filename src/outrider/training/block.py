@@ -174,7 +174,7 @@ class Block(DraftModule):
         eps, width = self.shape.eps, batch.tokens.shape[1]
         taps = [norm(shifted(features.taps[tap]), self.tap_norms[i], eps) for i, tap in enumerate(self.taps)]
         context = norm(self.fc(torch.cat(taps, dim=-1)), self.ctx_norm.weight, eps)
-        whole = (features.cos[:width], features.sin[:width])
+        whole = (features.cos[None, None, :width], features.sin[None, None, :width])
         flat = places.flatten(1).clamp_max(len(features.cos) - 1)
         own = (features.cos[flat][:, None], features.sin[flat][:, None])
         visible = _visible(places, width)

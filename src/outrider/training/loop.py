@@ -245,14 +245,16 @@ class _Run:
             moved = batch.to(self.device)
             yield moved, self.harvester(moved)
 
-    @torch.no_grad()
     def _evaluate(self) -> dict[str, Any]:
-        """Loss and rates on held-out text, by all processes together."""
+        """Loss and rates on held-out text, by all processes together.
+
+        Gradients stay on, and are not asked for: compiled functions would be compiled again without them.
+        """
         self.model.eval()
         losses, total = [], None
         for batch, features in self._held_out_batches(self.accelerator.process_index, self.accelerator.num_processes):
             loss, counts = self.model(batch, features)
-            losses.append(loss)
+            losses.append(loss.detach())
             total = counts if total is None else total + counts
         self.model.train()
         assert total is not None

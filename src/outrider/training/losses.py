@@ -103,7 +103,7 @@ class Arithmetic:
     """
 
     kind: str = "hybrid"
-    chunk: int = 4096
+    chunk: int = 8192
     score_rows: Callable[..., tuple[Tensor, Tensor, Tensor]] = score_rows
     summarise: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = summarise
 

@@ -43,7 +43,7 @@ class TrainConfig:
     held_out: float = 0.01
     evaluation_tokens: int = 262_144
     seed: int = 0
-    chunk: int = 4096
+    chunk: int = 8192
     fuse: bool | None = None
     log_every: int = 20
     evaluate_every: int = 500
