@@ -10,6 +10,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,12 +24,16 @@ from outrider.control.depth import Control
 from outrider.drafters.base import Needs, Workshop
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
+from outrider.kernels.base import Linear
 from outrider.kernels.noise import gumbel
+from outrider.kernels.plain import PlainKernels
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.registry import DRAFTERS
 from outrider.request import Request, SamplingParams
+from tests import artefacts
 
 VOCAB = 23
+HIDDEN = 8
 MEMORY = 5
 """The law depends on so many last tokens, so that texts repeat themselves and lookups sometimes hit."""
 
@@ -47,8 +52,18 @@ def _law(seen: bytes) -> Tensor:
     return logits
 
 
-class ToyKernels:
-    """The keyed draw by its definition, one row at a time."""
+@functools.lru_cache(maxsize=100_000)
+def tap(seen: bytes, layer: int) -> Tensor:
+    """(H,) float32 hidden state after a layer; it hangs on the tokens seen, and on nothing else."""
+    digest = hashlib.blake2b(seen[-MEMORY:] + bytes([layer]), digest_size=8).digest()
+    return torch.randn(HIDDEN, generator=torch.Generator().manual_seed(int.from_bytes(digest[:7])))
+
+
+class ToyKernels(PlainKernels):
+    """The keyed draw by its definition, one row at a time; what draft heads need is PyTorch's."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), width=4)
 
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
         drawn = []
@@ -77,6 +92,34 @@ class ToyTokenizer:
         return "".join(chr(97 + token) for token in ids)
 
 
+class ToyModel:
+    """What draft heads read of a target: its embedding, its head, and that it rotates nothing."""
+
+    def __init__(self, kernels: ToyKernels) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
+        self.head = kernels.pack(torch.randn(VOCAB, HIDDEN, generator=generator))
+
+    def embed(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        rows = self.embedding[tokens]
+        return rows if out is None else out.copy_(rows)
+
+    def head_rows(self, ids: Tensor | None) -> Linear:
+        return self.head if ids is None else self.head.rows(ids)
+
+    def rotary(self) -> tuple[Tensor, Tensor]:
+        none = torch.empty(1000, 0)
+        return none, none
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    model_type: str = "toy"
+
+    def get_text_config(self, decoder: bool) -> ToyConfig:
+        return self
+
+
 @dataclass
 class ToyTarget:
     """What the engine and the drafters ask of a target, on two layers that store the token itself as key."""
@@ -89,11 +132,15 @@ class ToyTarget:
     num_layers: int = 2
     eos_ids: frozenset[int] = frozenset()
     nbytes: int = 0
+    name: str = "toy"
+    hidden_size: int = HIDDEN
+    config: ToyConfig = field(default_factory=ToyConfig)
     tokenizer: ToyTokenizer = field(default_factory=ToyTokenizer)
     num_rows: int = 0
 
     def __post_init__(self) -> None:
         self.kernels = ToyKernels()
+        self.model = ToyModel(self.kernels)
         self.page_specs = [PageSpec(1, 1, 1)] * self.num_layers
 
     def forward(
@@ -111,7 +158,10 @@ class ToyTarget:
             pages.values[layer][batch.slots.long(), 0, 0] = batch.positions.float()
         rows = range(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.tolist()
         logits = torch.empty(len(rows), VOCAB)
-        for place, row in enumerate(rows):
+        tapped = {layer: torch.empty(batch.num_rows, HIDDEN) for layer in taps}
+        for row in range(batch.num_rows):
+            if not taps and row not in rows:
+                continue
             table, linear = keys.tables[int(keys.request[row])], int(keys.linear[row])
             length = int(keys.length[row])
             slots = [int(table[x // keys.block_size]) * keys.block_size + x % keys.block_size for x in range(linear)]
@@ -119,10 +169,14 @@ class ToyTarget:
             layer = (num_layers or self.num_layers) - 1
             seen = pages.keys[layer][slots, 0, 0].int().tolist()
             assert pages.values[layer][slots, 0, 0].int().tolist() == list(range(length)), "keys out of position order"
-            logits[place] = law(seen, num_layers or 2)
+            for layer, states in tapped.items():
+                states[row] = tap(bytes(seen), layer)
+            if row not in rows:
+                continue
+            logits[rows.index(row)] = law(seen, num_layers or 2)
             if self.fail_on is not None and self.fail_on in seen:
-                logits[place] = torch.nan
-        return TargetOutput(logits, {})
+                logits[rows.index(row)] = torch.nan
+        return TargetOutput(logits, tapped)
 
     def make_pages(self, num_slots: int) -> Pages:
         return Pages(self.page_specs, num_slots, self.page_dtype, self.device)
@@ -141,10 +195,13 @@ def make_engine(
     acceptance: str = "match",
     prefix_cache: bool = True,
     target: ToyTarget | None = None,
+    **settings: Any,
 ) -> Engine:
-    """An engine over the toy target, as `engine/resolve` puts one together."""
+    """An engine over the toy target, as `engine/resolve` puts one together; `settings` are the drafter's."""
     target = target or ToyTarget()
-    config = EngineConfig(model="toy", drafter=drafter, acceptance=acceptance)
+    if drafter in artefacts.HEADS:
+        settings["drafter_model"] = artefacts.folder(drafter, target)
+    config = EngineConfig(model="toy", drafter=drafter, acceptance=acceptance, **settings)
     guess = None if drafter == "none" else DRAFTERS[drafter](Workshop(target, config))  # type: ignore[arg-type]
     needs = guess.needs if guess else Needs()
     pages = target.make_pages(blocks * block_size)

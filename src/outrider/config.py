@@ -35,6 +35,7 @@ class EngineConfig:
         device: "cpu", "cuda", "cuda:1", ... or "auto". threads: CPU threads of the kernels (None: all).
         depth: most levels of a draft tree, None leaves it to control. width: most siblings a level (None: the
             drafter's own, 1 for a chain). nodes: most nodes of a tree (None: depth times width).
+        share_history: guesses may come from earlier replies of the engine, whoever asked; no text depends on it.
         exit_layers: layers that `early_exit` runs (None: a third of the target's).
         adaptive: control may choose any depth from 0 to `depth`; False drafts `depth` levels always.
         acceptance: "match" (same seed, same text) or "rejection" (same law).
@@ -55,6 +56,7 @@ class EngineConfig:
     depth: int | None = None
     width: int | None = None
     nodes: int | None = None
+    share_history: bool = False
     exit_layers: int | None = None
     adaptive: bool = True
     acceptance: str = "match"

@@ -51,6 +51,7 @@ DRAFTERS = Registry(
     "drafter",
     {
         "ngram": "outrider.drafters.ngram:Ngram",
+        "suffix": "outrider.drafters.suffix:Suffix",
         "small_model": "outrider.drafters.small_model:SmallModel",
         "early_exit": "outrider.drafters.early_exit:EarlyExit",
         "medusa": "outrider.drafters.medusa:Medusa",
@@ -75,6 +76,7 @@ READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "drafter_model": ("small_model", "early_exit", "medusa", "eagle3", "block"),
         "exit_layers": ("early_exit",),
+        "share_history": ("suffix",),
     }
 )
 """Settings that only some drafters read."""

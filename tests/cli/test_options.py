@@ -46,6 +46,7 @@ ENGINE = {
     "--depth 0": ("depth", 0),
     "--width 2": ("width", 2),
     "--nodes 9": ("nodes", 9),
+    "--share-history": ("share_history", True),
     "--exit-layers 3": ("exit_layers", 3),
     "--no-adaptive": ("adaptive", False),
     "--acceptance rejection": ("acceptance", "rejection"),

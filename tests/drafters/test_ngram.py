@@ -20,6 +20,12 @@ def test_the_longest_match_wins_over_a_later_short_one() -> None:
     assert index(tokens).continuations(2, 2) == [[9, 3], [8, 1]]
 
 
+def test_one_token_is_a_match_only_where_no_pair_is() -> None:
+    assert index([3, 9, 7, 4, 9]).matches() == [(1, 2)]
+    assert index([3, 9, 7, 4, 9]).continuations(2, 1) == [[7, 4]]
+    assert index([9, 1, 4, 9, 2, 4, 9]).matches() == [(2, 4)]
+
+
 def test_a_period_goes_on() -> None:
     assert index([7, 1, 2, 1, 2]).continuations(5, 1) == [[1, 2, 1, 2, 1]]
 
@@ -35,7 +41,7 @@ def test_the_grade_is_the_length_of_the_match() -> None:
     request = Request(0, tuple(range(40)), SamplingParams(), 0)
     drafter.begin(request)
     assert drafter.grade(request) == 0
-    for length in range(2, 20):
+    for length in range(1, 20):
         request.output = list(range(5, 5 + length))
         drafter.begin(request)
         assert drafter.grade(request) == min(length, MAX_MATCH)

@@ -13,7 +13,7 @@ PRIOR_TRIALS = 4.0
 PRIOR_RATE = 0.6
 SHAPE_WEIGHT = 0.08
 """Weight of one new tree in its request's means."""
-STEPS = (1, 3, 4, 6, 9, 16)
+STEPS = (1, 2, 3, 4, 6, 9, 16)
 """Grades that are counted apart begin here, where the lengths of matches began to differ (docs/measurements.md)."""
 
 

@@ -11,7 +11,6 @@ from outrider.drafters.base import Ask, Drafter, Workshop
 from outrider.request import Request
 from outrider.tree import EMPTY_TREE, DraftTree
 
-MIN_MATCH = 2
 MAX_MATCH = 16
 """A longer match is hardly better evidence: in texts that copy, 98 % of next tokens were right from here on."""
 CANDIDATES = 64
@@ -19,11 +18,11 @@ CANDIDATES = 64
 
 
 class _Index:
-    """Where each pair of tokens of one request ends, kept up to date token by token."""
+    """Where each token and each pair of tokens of one request ends, kept up to date token by token."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._ends: dict[tuple[int, int], list[int]] = {}
+        self._ends: dict[tuple[int, ...], list[int]] = {}
         self._matches: list[tuple[int, int]] | None = None
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -31,15 +30,20 @@ class _Index:
             self._matches = None
         for token in tokens:
             self.tokens.append(token)
-            if len(self.tokens) >= MIN_MATCH:
+            self._ends.setdefault((token,), []).append(len(self.tokens))
+            if len(self.tokens) > 1:
                 self._ends.setdefault((self.tokens[-2], token), []).append(len(self.tokens))
 
     def matches(self) -> list[tuple[int, int]]:
-        """Earlier occurrences of the text's own end as (length, end), the longest first, then the latest."""
+        """Earlier occurrences of the text's own end as (length, end), the longest first, then the latest.
+
+        Looked up by the last two tokens, so that long matches are found cheaply; by the last one where these are new.
+        """
         if self._matches is None:  # the grade and the guess of one cycle ask for the same
-            ends = self._ends[self.tokens[-2], self.tokens[-1]] if len(self.tokens) >= MIN_MATCH else []
-            found = [(self._length(end), end) for end in ends[-1 - CANDIDATES : -1]]  # the very last is the end itself
-            self._matches = sorted(found, reverse=True)
+            ends = self._ends.get(tuple(self.tokens[-2:]), [])[-1 - CANDIDATES : -1]  # the very last is the end itself
+            if not ends:
+                ends = self._ends.get(tuple(self.tokens[-1:]), [])[-1 - CANDIDATES : -1]
+            self._matches = sorted(((self._length(end), end) for end in ends), reverse=True)
         return self._matches
 
     def continuations(self, depth: int, width: int) -> list[list[int]]:
@@ -55,7 +59,7 @@ class _Index:
 
     def _length(self, end: int) -> int:
         """How many tokens before `end` equal the last ones of the text."""
-        length, most = MIN_MATCH, min(MAX_MATCH, end)
+        length, most = 1, min(MAX_MATCH, end)
         while length < most and self.tokens[end - 1 - length] == self.tokens[-1 - length]:
             length += 1
         return length

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outrider.drafters.base import Ask, Commit
 from outrider.drafters.candidates import Candidate, Candidates, Place
+from outrider.drafters.outcomes import Outcomes
 from outrider.request import Request
 from outrider.tree import EMPTY_TREE, ROOT, Budget, DraftTree
 
@@ -92,7 +93,7 @@ class Trees:
     def __init__(self, candidates: Candidates, acceptance: str) -> None:
         self._candidates = candidates
         self._rejects = acceptance == "rejection"
-        self._last: dict[int, tuple[int, dict[int, list[tuple[int, Candidate]]]]] = {}
+        self._outcomes = Outcomes()
 
     def grow(
         self, asks: Sequence[Ask], logits: Tensor, expand: Expand, trust: Sequence[float] | None = None
@@ -119,25 +120,11 @@ class Trees:
         return [self._finish(sprout) for sprout in sprouts]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Learn from what became of each request's last tree: of the nodes that were reached, which held the token."""
-        for commit in commits:
-            position, children = self._last.pop(commit.request.id, (-1, {}))
-            output = commit.request.output
-            if position != len(output) - commit.num_new:
-                continue
-            node: int | None = ROOT
-            while node is not None and position < len(output):
-                token, here, node = output[position], children.get(node, ()), None
-                for child, candidate in here:
-                    hit = candidate.token == token
-                    if candidate.table is not None:
-                        candidate.table.learn(candidate.cell, candidate.prior, candidate.rank, hit)
-                    if hit:
-                        node = child
-                position += 1
+        """Learn from what became of each request's last tree."""
+        self._outcomes.observe(commits)
 
     def end(self, request: Request) -> None:
-        self._last.pop(request.id, None)
+        self._outcomes.end(request)
 
     def _sprout(self, sprouts: Sequence[_Sprout], logits: Tensor, trust: Sequence[float] | None) -> None:
         """Give every node of the frontiers its children."""
@@ -176,14 +163,14 @@ class Trees:
             return []
         if sprout.is_drawn:
             num_chosen = len(sprout.candidates)
-            shares = self._shares(sprout, [sprout.weights[node] for node in nodes], budget.depth - depth)
-            frontier = [(node, share) for node, share in zip(nodes, shares, strict=True) if share]
+            counts = self._shares(sprout, [sprout.weights[node] for node in nodes], budget.depth - depth)
+            frontier = [(node, count) for node, count in zip(nodes, counts, strict=True) if count]
         else:
             chosen = sprout.chosen()
             num_chosen = len(chosen)
             # A child weighs no more than its parent: it cannot enter a full tree whose last node weighs as much.
             floor = sprout.weights[chosen[-1]] if num_chosen == budget.nodes else -1.0
-            least = max(budget.price(num_chosen), 0.0)
+            least = budget.price(num_chosen)
             weighed = [(node, sprout.weights[node]) for node in nodes if node in chosen]
             frontier = [(node, budget.width) for node, weight in weighed if weight > floor and weight >= least]
         # All that the level could bring is that the target's token lies below one of its nodes.
@@ -204,12 +191,10 @@ class Trees:
         places = {node: place for place, node in enumerate(chosen)} | {ROOT: ROOT}
         picked = [sprout.candidates[node] for node in chosen]
         parents = [places[sprout.parents[node]] for node in chosen]
-        children: dict[int, list[tuple[int, Candidate]]] = {}
-        for node, (parent, candidate) in enumerate(zip(parents, picked, strict=True)):
-            children.setdefault(parent, []).append((node, candidate))
-        self._last[sprout.ask.request.id] = (sprout.ask.context.position, children)
         laws = torch.stack(sprout.laws) if sprout.laws else None
-        return DraftTree(tuple(candidate.token for candidate in picked), tuple(parents), laws)
+        tree = DraftTree(tuple(candidate.token for candidate in picked), tuple(parents), laws)
+        self._outcomes.remember(sprout.ask.request, tree, picked)
+        return tree
 
 
 def best_nodes(weights: Sequence[float], budget: Budget) -> list[int]:

@@ -225,7 +225,7 @@ def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> D
     if name == "auto":
         name, reasons["drafter"] = _choice(config)
     for setting, readers in READ_BY.items():
-        if getattr(config, setting) is not None and not set(readers) & set(name.split("+")):
+        if getattr(config, setting) and not set(readers) & set(name.split("+")):
             raise ConfigError(f"{setting} is read by {', '.join(readers)}, not by {name!r}: leave one out")
     if name == "none":
         return None
