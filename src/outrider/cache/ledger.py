@@ -98,10 +98,15 @@ class Ledger:
         span.drafted = span.committed + rows
         assert span.drafted <= len(span.table) * self.block_size
 
+    def fills_block(self, key: Key, committed: int) -> bool:
+        """Whether committing so many tokens names a block."""
+        return self._prefix_cache and (len(self._spans[key].names) + 1) * self.block_size <= committed
+
     def commit(self, key: Key, tokens: Sequence[int], committed: int) -> None:
         """The first `committed` tokens of the sequence now have valid keys; everything after is rolled back.
 
-        tokens: the known sequence, at least `committed` of them. Full blocks get their name for reuse.
+        tokens: the known sequence, at least `committed` of them. Full blocks get their name for reuse, and only where
+        there are some (`fills_block`) are the tokens read.
         """
         span = self._spans[key]
         assert span.committed <= committed <= span.drafted

@@ -71,6 +71,8 @@ class Control:
         self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
     ) -> dict[int, Budget]:
         """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
+        if not self.depth:
+            return {}
         caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
         if not self.adaptive:
             return self._budgets(caps, grades)
@@ -87,7 +89,7 @@ class Control:
     def learn(self, record: Record) -> None:
         """Take in what a pass did and what it cost."""
         deepest = 0
-        for cycle in record.cycles:
+        for cycle in record.cycles if self.depth else ():
             accepted = cycle.delivered - 1
             self.acceptance.learn(cycle.request_id, cycle.depth, accepted, cycle.grade)
             if cycle.depth and cycle.grade is None:

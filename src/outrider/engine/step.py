@@ -177,7 +177,8 @@ class Engine:
             builder.request(self.ledger[key_of(request)].table)
             wanted = work.num_rows if _tells_prompt(work) else int(work.draws)
             builder.line(work.start, request.tokens(work.start, work.start + work.num_rows), wanted)
-            builder.tree(work.start + work.num_rows, tree.tokens, tree.parents, work.node_slots[: len(tree)])
+            if tree.tokens:
+                builder.tree(work.start + work.num_rows, tree.tokens, tree.parents, work.node_slots[: len(tree)])
         return builder.build(self.target.device), tuple(starts)
 
     def _verify(self, flight: Flight) -> list[Verdict | OutriderError | None]:
@@ -217,11 +218,13 @@ class Engine:
                     source.append(work.node_slots[node])
                     target.append(work.node_slots[place])
             committed = work.start + work.num_rows + len(path)
-            self.ledger.commit(key, work.request.tokens(0, committed), committed)
-            rows = (*range(first, nodes), *(nodes + node for node in path))
-            span = self.ledger[key]
-            seen = span.seen.get(self.drafter.name, 0) if self.drafter else 0
-            commits.append(Commit(work.request, len(emission.tokens), work.start, rows, span.table, seen))
+            known = work.request.tokens(0, committed) if self.ledger.fills_block(key, committed) else ()
+            self.ledger.commit(key, known, committed)
+            if self.drafter:
+                rows = (*range(first, nodes), *(nodes + node for node in path))
+                span = self.ledger[key]
+                seen = span.seen.get(self.drafter.name, 0)
+                commits.append(Commit(work.request, len(emission.tokens), work.start, rows, span.table, seen))
             first = nodes + len(tree)
         self.pages.compact(source, target)
         return commits

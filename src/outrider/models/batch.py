@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.kernels.base import KeyIndex
+
+_NO_TAIL = (0,)
+"""The tail of a row whose keys all lie in its table; it is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,14 @@ class BatchBuilder:
     def line(self, start: int, tokens: Sequence[int], num_logits: int) -> None:
         """Known tokens at positions `start ..`, written to the table's own slots; logits of the last `num_logits`."""
         table, size = self._tables[-1], self.block_size
-        stop = start + len(tokens)
+        count = len(tokens)
+        stop = start + count
         self._tokens += tokens
         self._positions += range(start, stop)
         self._slots += [table[position // size] * size + position % size for position in range(start, stop)]
-        self._request += [len(self._tables) - 1] * len(tokens)
+        self._request += [len(self._tables) - 1] * count
         self._linear += range(start + 1, stop + 1)
-        self._tails += [(0,)] * len(tokens)
+        self._tails += [_NO_TAIL] * count
         self._logit_rows += range(len(self._tokens) - num_logits, len(self._tokens))
 
     def node(self, token: int, linear: int, path: Sequence[int]) -> None:
@@ -106,8 +112,8 @@ class BatchBuilder:
 
     def build(self, device: torch.device) -> FlatBatch:
         """The tensors of the pass; rows of logits come in the order in which they were asked for."""
-        columns = torch.tensor([self._positions, self._slots, self._request, self._linear], dtype=torch.int32)
-        positions, slots, request, linear = columns.to(device)
+        columns = np.array([self._positions, self._slots, self._request, self._linear], dtype=np.int32)
+        positions, slots, request, linear = torch.from_numpy(columns).to(device)
         keys = KeyIndex(
             tables=_padded(self._tables).to(device),
             request=request,
@@ -118,11 +124,16 @@ class BatchBuilder:
         )
         logit_rows = None
         if len(self._logit_rows) < len(self._tokens):
-            logit_rows = torch.tensor(self._logit_rows, dtype=torch.int64).to(device)
-        return FlatBatch(torch.tensor(self._tokens).to(device), positions, slots, keys, logit_rows)
+            logit_rows = torch.from_numpy(np.array(self._logit_rows, dtype=np.int64)).to(device)
+        tokens = torch.from_numpy(np.array(self._tokens, dtype=np.int64)).to(device)
+        return FlatBatch(tokens, positions, slots, keys, logit_rows)
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
     """Rows of unequal lengths as one int32 tensor, filled up with zeros."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int32)
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    longest = int(lengths.max())
+    numbers = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum()))
+    padded = np.zeros((len(rows), longest), dtype=np.int32)
+    padded[np.arange(longest) < lengths[:, None]] = numbers
+    return torch.from_numpy(padded)

@@ -41,14 +41,15 @@ def verify(
     """
     if starts is None:
         starts = [0, *accumulate(len(tree) + 1 for tree in trees)][:-1]
+    noise_is_dear = _noise_is_dear(logits.device)
     verdicts: dict[int, Verdict | OutriderError] = {}
     at_once: list[_Ask] = []
     in_waves: list[_Ask] = []
     for r, (tree, context, start) in enumerate(zip(trees, contexts, starts, strict=True)):
-        ask = _Ask(r, tree, context, logits[start : start + len(tree) + 1], start)
+        ask = _Ask(r, tree, context, logits, start)
         if acceptance == "rejection" and context.temperature > 0:
             verdicts[r] = _reject(ask)
-        elif context.warps(context.position) or (context.temperature > 0 and _noise_is_dear(logits.device)):
+        elif context.warps(context.position) or (tree.tokens and context.temperature > 0 and noise_is_dear):
             in_waves.append(ask)
         else:
             at_once.append(ask)
@@ -89,13 +90,20 @@ def _walk(tree: DraftTree) -> Generator[int, int, Verdict]:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """One request's part of a call: its place in it, and its rows (N + 1, V) of the logits, from row `start` on."""
+    """One request's part of a call: its place in it, and its rows (N + 1, V) of the logits, from row `start` on.
+
+    The rows are cut out only where they are looked at one by one: most are drawn from where they lie.
+    """
 
     index: int
     tree: DraftTree
     context: Context
-    logits: Tensor
+    all_logits: Tensor
     start: int
+
+    @property
+    def logits(self) -> Tensor:
+        return self.all_logits[self.start : self.start + len(self.tree) + 1]
 
 
 def _noise_is_dear(device: torch.device) -> bool:
@@ -113,15 +121,21 @@ def _match_at_once(asks: list[_Ask], logits: Tensor, kernels: Kernels) -> dict[i
     temperatures, seeds = [0.0] * num_rows, [0] * num_rows
     samples, positions = [0] * num_rows, [0] * num_rows
     for ask in asks:
-        base = ask.context.position
-        for row, depth in enumerate((0, *ask.tree.depths()), ask.start):
-            temperatures[row], seeds[row] = ask.context.temperature, ask.context.seed_bits
-            samples[row], positions[row] = ask.context.request.sample, base + depth
+        context, tree, first = ask.context, ask.tree, ask.start
+        base, last = context.position, first + len(tree) + 1
+        temperatures[first:last] = [context.temperature] * (last - first)
+        seeds[first:last] = [context.seed_bits] * (last - first)
+        samples[first:last] = [context.request.sample] * (last - first)
+        positions[first:last] = [base, *(base + depth for depth in tree.depths())] if tree.tokens else [base]
     drawn = _draw(kernels, logits, temperatures, seeds, samples, positions)
-    return {
-        ask.index: _checked(ask, verify_match(ask.tree, drawn[ask.start : ask.start + len(ask.tree) + 1].__getitem__))
-        for ask in asks
-    }
+    return {ask.index: _match(ask, drawn) for ask in asks}
+
+
+def _match(ask: _Ask, drawn: list[int]) -> Verdict | OutriderError:
+    """The verdict of one request, where every row of the call was drawn."""
+    if not ask.tree.tokens:  # plain decoding: nothing to walk
+        return _checked(ask, Verdict((), (drawn[ask.start],)))
+    return _checked(ask, verify_match(ask.tree, drawn[ask.start : ask.start + len(ask.tree) + 1].__getitem__))
 
 
 def _match_in_waves(asks: list[_Ask], kernels: Kernels) -> dict[int, Verdict | OutriderError]:
