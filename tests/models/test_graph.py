@@ -25,7 +25,7 @@ class Replayed(PassGraphs):
         super().__init__()
         self.captures = 0
 
-    def _capture(self, run, static, pages):
+    def _capture(self, run, static, pages, shelf):
         self.captures += 1
         output = run(static, pages)
         known = weakref.ref(pages)  # a graph keeps addresses, not pages
@@ -90,7 +90,7 @@ def test_few_graphs_serve_all_passes_and_go_with_their_pages(target):
             target.forward(batch, pages)
     assert graphs.captures == 3, "with logits, over a long table, and without logits"
     del pages
-    assert len(graphs._graphs) == 0
+    assert len(graphs._shelves) == 0
 
 
 def test_results_outlive_the_next_pass(target):
@@ -106,7 +106,7 @@ def test_results_outlive_the_next_pass(target):
 
 def test_a_module_that_cannot_be_captured_runs_as_it_is_and_says_so(target):
     class Failing(PassGraphs):
-        def _capture(self, run, static, pages):
+        def _capture(self, run, static, pages, shelf):
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     batches = passes()

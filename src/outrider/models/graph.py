@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,6 +32,14 @@ class _Captured:
     output: Output
 
 
+@dataclass(slots=True)
+class _Shelf:
+    """The graphs over one stack of pages. They share a pool of memory, which must not outlive the last of them."""
+
+    pool: Any = None
+    captured: dict[Any, _Captured] = field(default_factory=dict)
+
+
 class PassGraphs:
     """Runs passes of one width by replaying them; a replay computes the same bits as the pass that was captured.
 
@@ -41,8 +49,7 @@ class PassGraphs:
 
     def __init__(self) -> None:
         self.note: str | None = None
-        self._pool: Any = None
-        self._graphs: WeakKeyDictionary[Pages, dict[Any, _Captured]] = WeakKeyDictionary()
+        self._shelves: WeakKeyDictionary[Pages, _Shelf] = WeakKeyDictionary()
 
     def __call__(self, kind: Any, run: Run, batch: FlatBatch, pages: Pages) -> Output:
         """What `run(batch, pages)` gives; the tensors hold until the next call.
@@ -52,28 +59,28 @@ class PassGraphs:
         """
         if self.note is not None:
             return run(batch, pages)
-        captured = self._graphs.setdefault(pages, {})
+        shelf = self._shelves.setdefault(pages, _Shelf())
         blocks, tail = _capacity(batch.keys)
         key = (kind, batch.num_rows, batch.keys.block_size, blocks, tail)
-        found = captured.get(key)
+        found = shelf.captured.get(key)
         if found is None:
             static = _static(batch, blocks, tail)
             _fill(static, batch)
             try:
-                found = captured[key] = self._capture(run, static, pages)
+                found = shelf.captured[key] = self._capture(run, static, pages, shelf)
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 self.note = f"passes run without a CUDA graph, slower: {reason[0]}"
-                self._graphs.clear()
+                self._shelves.clear()
                 return run(batch, pages)
         _fill(found.batch, batch)
         found.graph.replay()
         return found.output
 
-    def _capture(self, run: Run, static: FlatBatch, pages: Pages) -> _Captured:
+    def _capture(self, run: Run, static: FlatBatch, pages: Pages, shelf: _Shelf) -> _Captured:
         with torch.cuda.device(static.tokens.device):
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
+            if shelf.pool is None:
+                shelf.pool = torch.cuda.graph_pool_handle()
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
@@ -81,7 +88,7 @@ class PassGraphs:
                     run(static, pages)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=shelf.pool):
                 output = run(static, pages)
         return _Captured(graph, static, output)
 
