@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from outrider.errors import ModelError
 from outrider.models.module import find_layers
@@ -43,7 +43,8 @@ class Harvester:
     """Runs a Transformers causal language model over batches, without gradients, and keeps nothing.
 
     Attributes:
-        module: on its device, in the float type it is to run in; it is frozen and set to `sdpa` attention.
+        module: on its device, in the float type it is to run in; it is frozen, and set to `sdpa` attention
+            where it has that.
         kept_ids: (V_d,) target ids that the drafter knows, ascending. taps: layers (from 0) to harvest.
         vocab_size: ids that may be emitted; logits beyond, of a padded embedding, are cut off.
 
@@ -58,7 +59,7 @@ class Harvester:
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
     def __post_init__(self) -> None:
-        self.module.set_attn_implementation("sdpa")
+        self.module.set_attn_implementation("sdpa" if self.module._supports_sdpa else "eager")
         self.module.eval().requires_grad_(False)
         text = self.module.config.get_text_config(decoder=True)
         self.shape = Shape.of(self.module)
@@ -135,8 +136,8 @@ class _Given(nn.Module):
         super().__init__()
         self._hidden = hidden
 
-    def forward(self, *_args: Any, **_kwargs: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self._hidden)
+    def forward(self, *_args: Any, **_kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self._hidden)
 
 
 @contextmanager
