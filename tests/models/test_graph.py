@@ -143,3 +143,23 @@ def test_on_a_gpu_a_replay_has_the_bits_of_the_eager_pass(name):
         assert graphs.note is None
         assert all(torch.equal(a, b) for a, b in zip(eager, replayed, strict=True))
         assert all(torch.equal(a[4:], b[4:]) for a, b in zip(pages.keys, own.keys, strict=True))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_company_and_guesses_change_no_token(tmp_path):
+    from outrider import LLM, SamplingParams
+
+    make_module("llama", torch.bfloat16, max_position_embeddings=400).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    settings = {"device": "cuda", "max_context": 300, "num_slots": 16000, "pass_width": 64}
+    llm = LLM(str(tmp_path), drafter="none", **settings)
+    assert (llm.resolved.kernels, llm.resolved.fixed_width, llm.resolved.exactness) == ("triton", 64, "seed")
+    assert llm.resolved.notes == ()
+    prompts = [[3 + i, 5, 7 + i] * (i + 1) for i in range(12)]
+    params = [SamplingParams(seed=i, temperature=(0.0, 0.7, 1.0)[i % 3], max_tokens=60) for i in range(12)]
+    together = [result.token_ids for result in llm.generate(prompts, params)]
+    alone = [llm.generate(prompt, param)[0].token_ids for prompt, param in zip(prompts, params, strict=True)]
+    assert together == alone
+    guessing = LLM(str(tmp_path), drafter="ngram", **settings)
+    with guessing.always_guessing(4):
+        assert [result.token_ids for result in guessing.generate(prompts, params)] == together

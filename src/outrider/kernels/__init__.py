@@ -37,16 +37,25 @@ def select(kind: str, device: torch.device, threads: int | None = None) -> Kerne
 
 
 def _triton(kind: str, device: torch.device) -> Kernels:
-    """Triton's, imported only here: it is no part of PyTorch's packages for a CPU."""
-    try:
-        from outrider.kernels.triton import TritonKernels
-    except ImportError as error:
-        if kind == "auto":
-            return PlainKernels(device, note=f"the plain kernels serve, many times slower: {error}")
-        raise KernelError(f"the triton kernels need the package triton ({error}): install it") from error
-    if device.type == "cpu" and not os.environ.get("TRITON_INTERPRET"):
+    """Triton's, imported only here (it is no part of PyTorch's packages for a CPU) and tried once: it compiles with
+    whatever compiler and driver the machine has."""
+    if kind == "triton" and device.type == "cpu" and not os.environ.get("TRITON_INTERPRET"):
         raise KernelError(
             "the triton kernels run on a GPU and the device is cpu: choose kernels='auto', or set TRITON_INTERPRET=1 "
             "to debug them"
         )
-    return TritonKernels(device)
+    try:
+        from outrider.kernels.triton import TritonKernels
+
+        kernels = TritonKernels(device)
+        none = torch.zeros(1, dtype=torch.int32, device=device)
+        kernels.draw(none.float()[None], none.float(), none.long(), none, none)
+    except Exception as error:  # of a missing package, a compiler, a driver: each raises its own
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        if kind == "auto":
+            return PlainKernels(device, note=f"the plain kernels serve, many times slower: {reason[0]}")
+        raise KernelError(
+            f"the triton kernels cannot run here ({reason[0]}): mend that (the package triton, a C compiler, the GPU's "
+            "driver), or choose kernels='plain'"
+        ) from error
+    return kernels

@@ -30,7 +30,7 @@ class ReplySettings:
     temperatures: tuple[tuple[float, float], ...] = ((0.0, 0.3), (0.7, 0.3), (1.0, 0.4))
     follow_up: float = 0.0
     seed: int = 0
-    shard_tokens: int = 1 << 19
+    shard_tokens: int = 1 << 18
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "seconds", "max_tokens", "shard_tokens"):
