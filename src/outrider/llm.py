@@ -138,7 +138,9 @@ class LLM:
             del self._inboxes[request.id]
             self._drop([request])
 
-    def generate_from(self, source: Callable[[], Ask | None], raw: bool = False) -> Generator[tuple[Any, Result], None, None]:
+    def generate_from(
+        self, source: Callable[[], Ask | None], raw: bool = False
+    ) -> Generator[tuple[Any, Result], None, None]:
         """Results as they end, of requests that `source` hands out whenever one may begin: the engine is kept full.
 
         Args:
