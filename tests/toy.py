@@ -22,13 +22,13 @@ from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import Control
 from outrider.drafters.base import Needs, Workshop
+from outrider.drafters.cascade import build
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 from outrider.kernels.base import Linear
 from outrider.kernels.noise import gumbel
 from outrider.kernels.plain import PlainKernels
 from outrider.models.batch import FlatBatch, TargetOutput
-from outrider.registry import DRAFTERS
 from outrider.request import Request, SamplingParams
 from tests import artefacts
 
@@ -202,7 +202,7 @@ def make_engine(
     if drafter in artefacts.HEADS:
         settings["drafter_model"] = artefacts.folder(drafter, target)
     config = EngineConfig(model="toy", drafter=drafter, acceptance=acceptance, **settings)
-    guess = None if drafter == "none" else DRAFTERS[drafter](Workshop(target, config))  # type: ignore[arg-type]
+    guess = None if drafter == "none" else build(drafter, Workshop(target, config))  # type: ignore[arg-type]
     needs = guess.needs if guess else Needs()
     pages = target.make_pages(blocks * block_size)
     if guess:

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RequestCycle:
-    """One request's part of a cycle: nodes drafted, the tree's depth, tokens delivered, the drafter's grade."""
+    """One request's part of a cycle: nodes drafted, the tree's depth, tokens delivered, the drafter's grade, and
+    whether a guess was asked for, which may have come back empty.
+    """
 
     request_id: int
     drafted: int
     depth: int
     delivered: int
     grade: int | None = None
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

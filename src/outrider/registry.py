@@ -60,6 +60,9 @@ DRAFTERS = Registry(
     },
 )
 
+CASCADES = ("ngram+small_model",)
+"""Any two drafters joined by "+" are a drafter; these pairs stand for all where every drafter is run."""
+
 TRAINED = Registry(
     "trained drafter",
     {
@@ -80,3 +83,9 @@ READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Settings that only some drafters read."""
+
+
+def reads(setting: str, drafter: str) -> bool:
+    """Whether a drafter, or one of the two that a cascade joins, reads a setting; most are read by all."""
+    readers = READ_BY.get(setting)
+    return readers is None or drafter == "auto" or not set(readers).isdisjoint(drafter.split("+"))

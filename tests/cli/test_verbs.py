@@ -11,7 +11,7 @@ from outrider.cli.doctor import machine
 from outrider.cli.generate import as_object
 from outrider.cli.session import session
 from outrider.errors import RequestError
-from outrider.registry import DRAFTERS
+from outrider.registry import CASCADES, DRAFTERS
 from tests.cli.fakes import CONTRACT, FakeLLM
 
 
@@ -116,22 +116,28 @@ def test_check_json(run, engines, tmp_path):
     ran = run("check", "m", "--drafter", "all", "--prompts", str(file), "--limit", "2", "--max-tokens", "6", "--json")
     data = last_object(ran)
     assert (ran.code, ran.err) == (0, "")
-    assert [c["drafter"] for c in data["comparisons"]] == [name for name in DRAFTERS for _ in range(2)]
-    assert (data["compared"], data["differing"], data["first_difference"]) == (2 * 2 * len(DRAFTERS), 0, None)
+    every = [*DRAFTERS, *CASCADES]
+    assert [c["drafter"] for c in data["comparisons"]] == [name for name in every for _ in range(2)]
+    assert (data["compared"], data["differing"], data["first_difference"]) == (2 * 2 * len(every), 0, None)
     assert data["tau"] == 3.0
     assert data["ratio"] > 0
     assert all(engine.closed for engine in engines)
 
 
 def test_check_gives_each_drafter_its_own_settings_only(run, engines):
-    words = ("--drafter-model", "tiny", "--exit-layers", "2", "--threads", "1", "--limit", "1", "--max-tokens", "2")
-    assert run("check", "m", "--drafter", "all", *words).code == 0
-    assert {engine.settings["drafter"]: engine.settings for engine in engines} == {
-        "none": {"drafter": "none", "threads": 1},
-        "ngram": {"drafter": "ngram", "threads": 1},
-        "small_model": {"drafter": "small_model", "threads": 1, "drafter_model": "tiny"},
-        "early_exit": {"drafter": "early_exit", "threads": 1, "exit_layers": 2},
-    }
+    words = ("--drafter-model", "tiny", "--exit-layers", "2", "--share-history", "--threads", "1", "--limit", "1")
+    assert run("check", "m", "--drafter", "all", *words, "--max-tokens", "2").code == 0
+    given = {engine.settings["drafter"]: engine.settings for engine in engines}
+    assert given.keys() == {"none", *DRAFTERS, *CASCADES}
+    for drafter, own in {
+        "none": {},
+        "ngram": {},
+        "suffix": {"share_history": True},
+        "small_model": {"drafter_model": "tiny"},
+        "early_exit": {"drafter_model": "tiny", "exit_layers": 2},
+        "ngram+small_model": {"drafter_model": "tiny"},
+    }.items():
+        assert given[drafter] == {"drafter": drafter, "threads": 1, **own}
 
 
 def test_check_reports_a_difference_and_exits_1(run, engines, monkeypatch):

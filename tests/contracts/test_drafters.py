@@ -10,13 +10,13 @@ import torch
 
 from outrider.drafters.base import Ask
 from outrider.errors import RequestError
-from outrider.registry import DRAFTERS
+from outrider.registry import CASCADES, DRAFTERS
 from outrider.request import SamplingParams
 from outrider.sampling.automaton import TokenAutomaton
 from outrider.tree import DraftTree
 from tests import toy
 
-ALL = list(DRAFTERS)
+ALL = [*DRAFTERS, *CASCADES, "suffix+early_exit"]
 
 
 class Spy:
@@ -126,7 +126,8 @@ def test_a_prefix_that_a_plain_request_left_is_caught_up_with(name: str) -> None
         toy.run(engine, asked)
         assert all(request.num_cached == 28 for request in asked)
         rates.append(sum(r.tally.accepted for r in asked) / max(1, sum(r.tally.drafted for r in asked)))
-    assert rates[0] == rates[1]
+    # What a cascade learned of its two from the first request may send a guess to the other one.
+    assert rates[0] == pytest.approx(rates[1], abs=0.05 if "+" in name else 0)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -132,3 +132,35 @@ def test_rates_lie_between_zero_and_one() -> None:
         acceptance.learn(0, 4, 4)
         acceptance.learn(1, 4, 0)
         assert 0 < acceptance.rate(1) < acceptance.rate(2) < acceptance.rate(0) < 1
+
+
+def test_a_cheap_guess_is_not_priced_like_a_dear_one() -> None:
+    """A cascade: graded guesses cost nothing, the others half a pass a level; each is told its own price."""
+    control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
+    requests = {i: Request(i, (1,), SamplingParams(), 0, limit=10**6) for i in range(2)}
+    for _ in range(100):
+        for number, seconds in ((0, 1e-6), (1, 20e-3)):
+            grade = 16 if number == 0 else None
+            done = RequestCycle(number, 4, 4, 5 if number == 0 else 2, grade, asked=True)
+            control.learn(Record(5, 0, (done,), seconds, PassCost(FLAT).seconds(5), 0, 0))
+    cheap = control.budget([requests[0]], {0: 16})[0]
+    assert cheap.level_price < 1e-3
+    assert cheap.depth >= 4
+    assert control.budget([requests[1]], {1: None}) == {}
+    dear = control.budget(list(requests.values()), {0: 16, 1: None})
+    assert 0 in dear
+    assert 1 not in dear
+
+
+def test_guesses_that_come_back_empty_count_as_guesses() -> None:
+    """They cost their drafting: asked for in vain again and again, a drafter is left alone."""
+    control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
+    request = Request(0, (1,), SamplingParams(), 0, limit=10**6)
+    asked = []
+    for _ in range(300):
+        wanted = 0 in control.budget([request])
+        asked.append(wanted)
+        done = RequestCycle(0, 0, 0, 1, asked=wanted)
+        control.learn(Record(1, 0, (done,), 1e-3 * wanted, FLAT[1], 0, 0))
+    assert sum(asked[:10]) >= 5
+    assert sum(asked[100:]) <= 40

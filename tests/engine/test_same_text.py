@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from outrider.errors import NumericsError
 from outrider.kernels.noise import gumbel
-from outrider.registry import DRAFTERS
+from outrider.registry import CASCADES, DRAFTERS
 from outrider.request import FinishReason, Phase, SamplingParams
 from tests import toy
+
+ALL = [*DRAFTERS, *CASCADES, "suffix+early_exit"]
 
 
 def plain_text(prompt: list[int], params: SamplingParams, ends: list[int]) -> list[int]:
@@ -37,7 +39,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
     return [[rng.randrange(toy.VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
+@pytest.mark.parametrize("drafter", ["none", *ALL])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("width", [1, 3])
 def test_every_drafter_and_depth_gives_the_plain_text(drafter: str, temperature: float, width: int) -> None:
@@ -69,7 +71,7 @@ def test_guesses_are_right_more_often_than_chance(drafter: str) -> None:
     assert accepted / drafted > (0.9 if drafter == "small_model" else 0.1)
 
 
-@pytest.mark.parametrize("drafter", list(DRAFTERS))
+@pytest.mark.parametrize("drafter", ALL)
 def test_sixty_four_requests_with_unequal_guesses_each_equal_solo(drafter: str) -> None:
     """Fault 26."""
     engine = toy.make_engine(drafter, depth=6, width=2, blocks=1000, max_requests=64, max_rows=300)
@@ -82,7 +84,7 @@ def test_sixty_four_requests_with_unequal_guesses_each_equal_solo(drafter: str) 
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
-    drafter=st.sampled_from(["none", *DRAFTERS]),
+    drafter=st.sampled_from(["none", *ALL]),
     depth=st.integers(1, 5),
     width=st.integers(1, 3),
     blocks=st.integers(22, 40),
@@ -177,7 +179,7 @@ def test_speculation_off_for_one_request_only() -> None:
     assert guessed.tally.drafted > 0
 
 
-@pytest.mark.parametrize("drafter", list(DRAFTERS))
+@pytest.mark.parametrize("drafter", ALL)
 @pytest.mark.parametrize("width", [1, 2])
 def test_rejection_rule_through_the_engine_follows_the_law(drafter: str, width: int) -> None:
     """Chi-square of the first two tokens against the toy law; other text, same distribution."""

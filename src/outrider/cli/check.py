@@ -14,7 +14,7 @@ from outrider.errors import ConfigError, RequestError
 from outrider.measure.lossless import Comparison, Report
 from outrider.measure.lossless import check as compare
 from outrider.measure.prompts import load_prompts
-from outrider.registry import DRAFTERS, READ_BY
+from outrider.registry import CASCADES, DRAFTERS, reads
 from outrider.request import SamplingParams
 
 
@@ -39,7 +39,7 @@ def check(
 ) -> None:
     """Run prompts plain and speculatively, alone and in a batch, and compare all tokens; exit 1 on a difference.
 
-    `--drafter all` takes every drafter in turn.
+    `--drafter all` takes every drafter in turn, and a cascade.
     """
     temperatures = temperature or [0.0, 1.0]
     acceptance = settings.engine.get("acceptance", "match")
@@ -49,7 +49,9 @@ def check(
         SamplingParams(temperature=value, max_tokens=max_tokens, seed=seed)  # refused now, not after loading
     asked = load_prompts(prompts, limit)
     wanted = settings.engine.get("drafter", "auto")
-    engines = {name: _settings_for(name, settings.engine) for name in (DRAFTERS if wanted == "all" else [wanted])}
+    engines = {
+        name: _settings_for(name, settings.engine) for name in ([*DRAFTERS, *CASCADES] if wanted == "all" else [wanted])
+    }
     for engine in engines.values():
         EngineConfig.of(model=model, **engine)
     fetch_if_missing(model)
@@ -81,7 +83,7 @@ def check(
 
 def _settings_for(drafter: str, engine: dict[str, Any]) -> dict[str, Any]:
     """The engine's settings with this drafter, less those that another drafter alone reads."""
-    kept = {name: value for name, value in engine.items() if drafter in READ_BY.get(name, (drafter,))}
+    kept = {name: value for name, value in engine.items() if reads(name, drafter)}
     return {**kept, "drafter": drafter}
 
 

@@ -1,4 +1,4 @@
-"""Measured seconds of a target pass by its rows, and of a level of drafting."""
+"""Measured seconds of a target pass by its rows, and of a level of drafting, graded or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PassCost:
     def __init__(self, seconds: Mapping[int, float]) -> None:
         self._widths = sorted(seconds)
         self._seconds = [seconds[width] for width in self._widths]
-        self.draft_level = 0.0
+        self._draft_levels = [0.0, 0.0]
 
     @classmethod
     def measure(
@@ -64,8 +64,13 @@ class PassCost:
             old = self._seconds[index]
             self._seconds[index] += REFINE * (min(seconds, 2 * old) - old)
 
-    def learn_draft(self, levels: int, seconds: float) -> None:
+    def draft_level(self, graded: bool) -> float:
+        """Expected seconds of one level: a cascade's graded guesses come from its cheap drafter, the others from the
+        dear one, so that each kind has its own price.
+        """
+        return self._draft_levels[graded]
+
+    def learn_draft(self, levels: int, seconds: float, graded: bool) -> None:
         """Refine the seconds of one level of drafting."""
-        new = seconds / levels
-        weight = REFINE if self.draft_level else 1.0
-        self.draft_level += weight * (new - self.draft_level)
+        old = self._draft_levels[graded]
+        self._draft_levels[graded] += (REFINE if old else 1.0) * (seconds / levels - old)

@@ -31,13 +31,15 @@ ADVANTAGE = 1.02
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Something that may be added to a pass: `tokens` more are expected of `rows` more rows, `levels` deep."""
+    """Something that may be added to a pass: `tokens` more are expected of `rows` more rows, `levels` deep; `graded` as
+    the price of a level is."""
 
     request_id: int
     tokens: float
     rows: float
     levels: float
     depth: int
+    graded: bool
 
 
 class Control:
@@ -77,30 +79,34 @@ class Control:
         if not self.adaptive:
             return self._budgets(caps, grades)
         depths, speed = self._best(caps, grades)
-        self._probe(caps, depths)
+        self._probe(caps, depths, grades)
         if not self.ranks:
             return self._budgets(depths, grades)
         # What one more node of every tree would cost, in the tokens that the time is worth.
         count = max(1, len(caps))
         seconds = [self.cost.seconds(count * (rows + 1)) for rows in range(self.nodes + 1)]
         prices = tuple((b - a) * speed / count for a, b in itertools.pairwise(seconds))
-        return self._budgets(depths, grades, prices, self.cost.draft_level * speed / count)
+        return self._budgets(depths, grades, prices, speed / count)
 
     def learn(self, record: Record) -> None:
         """Take in what a pass did and what it cost."""
-        deepest = 0
+        deepest: dict[bool, int] = {}
         for cycle in record.cycles if self.depth else ():
             accepted = cycle.delivered - 1
+            asked = cycle.asked or cycle.depth > 0
             self.acceptance.learn(cycle.request_id, cycle.depth, accepted, cycle.grade)
-            if cycle.depth and cycle.grade is None:
-                self.shapes.learn(cycle.request_id, accepted, cycle.drafted, cycle.depth)
+            if asked and cycle.grade is None:  # an empty tree, too, cost the level that found nothing worth its price
+                self.shapes.learn(cycle.request_id, accepted, cycle.drafted, max(1, cycle.depth))
             plain = self._plain_cycles.get(cycle.request_id, 0)
-            self._plain_cycles[cycle.request_id] = 0 if cycle.depth else plain + 1
-            deepest = max(deepest, cycle.depth)
+            self._plain_cycles[cycle.request_id] = 0 if asked else plain + 1
+            if asked:
+                graded = cycle.grade is not None
+                deepest[graded] = max(deepest.get(graded, 1), cycle.depth)
         if not record.prefill_rows:
             self.cost.learn_pass(record.rows, record.seconds_verify)
-        if deepest:
-            self.cost.learn_draft(deepest, record.seconds_draft)
+        if len(deepest) == 1:  # where both kinds were drafted, nobody knows whose the seconds are
+            ((graded, levels),) = deepest.items()
+            self.cost.learn_draft(levels, record.seconds_draft, graded)
 
     def forget(self, request: Request) -> None:
         self.acceptance.forget(request.id)
@@ -112,31 +118,34 @@ class Control:
         depths: Mapping[int, int],
         grades: Mapping[int, int | None],
         prices: tuple[float, ...] = (),
-        level_price: float = 0.0,
+        worth: float = 0.0,
     ) -> dict[int, Budget]:
-        return {
-            request_id: Budget(
-                depth, self.width, min(depth * self.width, self.nodes), prices, level_price, grades.get(request_id)
-            )
-            for request_id, depth in depths.items()
-            if depth
-        }
+        """worth: tokens that a second of drafting must bring, of each request."""
+        budgets = {}
+        for request_id, depth in depths.items():
+            if depth:
+                grade = grades.get(request_id)
+                level_price = worth * self.cost.draft_level(grade is not None)
+                nodes = min(depth * self.width, self.nodes)
+                budgets[request_id] = Budget(depth, self.width, nodes, prices, level_price, grade)
+        return budgets
 
     def _cap(self, request: Request, grade: int | None) -> int:
         if not request.params.speculation or grade == 0:
             return 0
         return self.depth if request.params.depth is None else min(self.depth, request.params.depth)
 
-    def _probe(self, caps: dict[int, int], depths: dict[int, int]) -> None:
+    def _probe(self, caps: dict[int, int], depths: dict[int, int], grades: Mapping[int, int | None]) -> None:
         """Let requests that decode plainly guess once in a while, as often and as deep as the share allows."""
         rows = len(caps)
         for request_id, cap in caps.items():
             if not cap or depths[request_id]:
                 continue
             plain = self.cost.seconds(rows)
+            level = self.cost.draft_level(grades.get(request_id) is not None)
             allowed = PROBE_SHARE * self._plain_cycles.get(request_id, 0) * plain / len(caps)
             for depth in range(min(cap, PROBE_DEPTH), 0, -1):
-                dearer = self.cost.seconds(rows + depth * self.width) - plain + depth * self.cost.draft_level
+                dearer = self.cost.seconds(rows + depth * self.width) - plain + depth * level
                 # Few cycles in, only a cheap probe is allowed; where all are dear, the shallowest waits its time.
                 if dearer <= allowed:
                     depths[request_id] = depth
@@ -150,12 +159,13 @@ class Control:
         rows = float(len(caps))
         plain = best = tokens / self.cost.seconds(len(caps)) if caps else 0.0
         taken = 0
-        deepest = 0.0
+        deepest = [0.0, 0.0]
         for count, choice in enumerate(choices, start=1):
             tokens += choice.tokens
             rows += choice.rows
-            deepest = max(deepest, choice.levels)
-            speed = tokens / (self.cost.seconds(round(rows)) + deepest * self.cost.draft_level)
+            deepest[choice.graded] = max(deepest[choice.graded], choice.levels)
+            drafting = sum(levels * self.cost.draft_level(bool(graded)) for graded, levels in enumerate(deepest))
+            speed = tokens / (self.cost.seconds(round(rows)) + drafting)
             if speed > best and speed > plain * ADVANTAGE:
                 best, taken = speed, count
         depths = dict.fromkeys(caps, 0)
@@ -168,6 +178,7 @@ class Control:
         grade = grades.get(request_id)
         if self.ranks and grade is None and cap:
             shape = self.shapes.of(request_id)
-            return [_Choice(request_id, shape.accepted, shape.nodes, shape.levels, cap)]
-        rate = self.acceptance.rate(request_id, grade)
-        return [_Choice(request_id, rate**level, self.width, level, level) for level in range(1, cap + 1)]
+            return [_Choice(request_id, shape.accepted, shape.nodes, shape.levels, cap, False)]
+        rate, graded = self.acceptance.rate(request_id, grade), grade is not None
+        rows = 1 if self.ranks else self.width  # a ranking drafter adds siblings only where each pays for itself
+        return [_Choice(request_id, rate**level, rows, level, level, graded) for level in range(1, cap + 1)]

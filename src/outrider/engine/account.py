@@ -21,7 +21,10 @@ def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float,
         tally.seconds_total += seconds_total
         if work.is_cycle and emission.tokens:
             depth = max(tree.depths(), default=0)
-            cycles.append(RequestCycle(work.request.id, len(tree), depth, len(emission.tokens), work.budget.grade))
+            budget = work.budget
+            cycles.append(
+                RequestCycle(work.request.id, len(tree), depth, len(emission.tokens), budget.grade, budget.nodes > 0)
+            )
             tally.count(len(tree), len(emission.tokens))
             tally.seconds_draft += flight.seconds_draft
             tally.seconds_verify += flight.seconds_verify

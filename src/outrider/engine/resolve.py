@@ -19,7 +19,7 @@ from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import DEEPEST, Control
 from outrider.drafters.base import Drafter, Needs, Workshop
-from outrider.drafters.cascade import Cascade
+from outrider.drafters.cascade import build
 from outrider.engine.drafter_probe import probe_drafter
 from outrider.engine.memory import MemoryPlan, plan_memory, slot_bytes
 from outrider.engine.scheduler import Scheduler
@@ -29,7 +29,7 @@ from outrider.models.batch import BatchBuilder
 from outrider.models.heads import files
 from outrider.models.loader import load
 from outrider.models.target import Target
-from outrider.registry import DRAFTERS, READ_BY
+from outrider.registry import READ_BY, reads
 
 DEFAULT_DRAFTER = "ngram"
 """Needs no weights, no memory and no training, and is silent where it has nothing to say."""
@@ -225,12 +225,11 @@ def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> D
     if name == "auto":
         name, reasons["drafter"] = _choice(config)
     for setting, readers in READ_BY.items():
-        if getattr(config, setting) and not set(readers) & set(name.split("+")):
+        if getattr(config, setting) and not reads(setting, name):
             raise ConfigError(f"{setting} is read by {', '.join(readers)}, not by {name!r}: leave one out")
     if name == "none":
         return None
-    made: list[Drafter] = [DRAFTERS[part](Workshop(target, config)) for part in name.split("+")]
-    return made[0] if len(made) == 1 else Cascade(*made)
+    return build(name, Workshop(target, config))
 
 
 def _choice(config: EngineConfig) -> tuple[str, str]:
