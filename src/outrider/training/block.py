@@ -18,7 +18,7 @@ from outrider.errors import ModelError
 from outrider.training.base import Counts, DraftModule
 from outrider.training.corpus import Batch
 from outrider.training.harvest import Features
-from outrider.training.layers import Shape, attend, final_norm, gated, linear, norm, rotate, shifted
+from outrider.training.layers import QUIET, Shape, attend, final_norm, gated, linear, norm, rotate, shifted
 
 DECAY = 4.0
 """Row i counts exp(-i / DECAY): gamma of DFlash for blocks of 8."""
@@ -89,7 +89,6 @@ class Block(DraftModule):
         self.layers = nn.ModuleList(_Layer(shape, num_layers) for _ in range(num_layers))
         self.final_norm = nn.RMSNorm(hidden, shape.eps)
         self.adapter = nn.Linear(hidden, hidden, bias=False)
-        nn.init.eye_(self.adapter.weight)
         self.markov_in = nn.Embedding(len(kept_ids), markov_rank)
         nn.init.normal_(self.markov_in.weight, std=markov_rank**-0.5)
         self.markov_out = nn.Linear(markov_rank, len(kept_ids), bias=False)
@@ -103,7 +102,7 @@ class Block(DraftModule):
 
     @classmethod
     def initialise(cls, module: Any, kept_ids: Tensor, **settings: Any) -> Self:
-        """The last norm begins as the target's.
+        """The last norm begins as the target's, the adapter as a small identity.
 
         Raises:
             ModelError: for a target without rotary positions.
@@ -114,6 +113,7 @@ class Block(DraftModule):
         made = cls(shape, kept_ids, **settings).to(module.device)
         with torch.no_grad():
             made.final_norm.weight.copy_(final_norm(module))
+            made.adapter.weight.copy_(torch.eye(shape.hidden) * QUIET)
         return made
 
     def settings(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from outrider.errors import ModelError
 from outrider.training.base import Counts, DraftModule, before, combine
 from outrider.training.corpus import Batch
 from outrider.training.harvest import Features
-from outrider.training.layers import Shape, attend, final_norm, gated, linear, norm, rotate, shifted
+from outrider.training.layers import QUIET, Shape, attend, final_norm, gated, linear, norm, rotate, shifted
 
 DECAY = 0.8
 """Weight of each unrolled step against the one before (2503.01840)."""
@@ -53,7 +53,7 @@ class Eagle3(DraftModule):
 
     @classmethod
     def initialise(cls, module: Any, kept_ids: Tensor, **settings: Any) -> Self:
-        """The head begins as the target's own rows, and its norm as the target's last.
+        """The head begins as the target's own rows, small, and its norm as the target's last.
 
         Raises:
             ModelError: for a target without rotary positions.
@@ -63,7 +63,7 @@ class Eagle3(DraftModule):
             raise ModelError(f"{module.config.model_type} has no rotary positions: train medusa or small_model instead")
         made = cls(shape, kept_ids, **settings).to(module.device)
         with torch.no_grad():
-            made.head.weight.copy_(module.get_output_embeddings().weight[made.kept_ids.long()])
+            made.head.weight.copy_(module.get_output_embeddings().weight[made.kept_ids.long()] * QUIET)
             made.final_norm.weight.copy_(final_norm(module))
         return made
 
