@@ -1,7 +1,8 @@
-"""Draft heads by their specification: dense PyTorch over a whole sequence, from an artefact's tensors; no kernels, no pages.
+"""Draft heads by their specification: dense PyTorch over a whole sequence; no kernels, no pages.
 
-Every function takes the tokens known, the taps of their positions (one (n, H) tensor a layer, as the target gives them),
-and tokens guessed beyond them, and gives logits (V_d,) float64 of what follows.
+Every function takes the tokens known, the taps of their positions (one (n, H) tensor a layer, as the target gives
+them) and tokens guessed beyond them, and gives logits (V_d,) float64 of what follows. `blind`: entries whose taps
+nobody saw.
 """
 
 from __future__ import annotations

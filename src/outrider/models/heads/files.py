@@ -163,7 +163,7 @@ def _exchange(fresh: Path, folder: Path) -> None:
     if not folder.exists():
         fresh.rename(folder)
         return
-    old = fresh.with_suffix(".old")
+    old = fresh.with_name(f"{fresh.name}.old")
     folder.rename(old)
     try:
         fresh.rename(folder)
