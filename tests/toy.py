@@ -209,7 +209,13 @@ def make_engine(
         own = Pages(list(needs.stack), blocks * block_size, torch.float32, target.device) if needs.stack else None
         guess.place(pages, own, block_size)
     ledger = Ledger(BlockPool(blocks, block_size), (drafter,) if needs.stack else (), prefix_cache)
-    control = Control(PassCost({1: 1.0, 8: 1.2, 64: 2.0}), depth if guess else 0, width, adaptive=adaptive)
+    control = Control(
+        PassCost({1: 1.0, 8: 1.2, 64: 2.0}),
+        depth if guess else 0,
+        width,
+        adaptive=adaptive,
+        extra_rows=needs.extra_rows,
+    )
     scheduler = Scheduler(ledger, needs, max_requests, max_rows, target.max_positions)
     return Engine(target, pages, scheduler, guess, control, acceptance)  # type: ignore[arg-type]
 

@@ -52,6 +52,7 @@ DRAFTERS = Registry(
     {
         "ngram": "outrider.drafters.ngram:Ngram",
         "suffix": "outrider.drafters.suffix:Suffix",
+        "lookahead": "outrider.drafters.lookahead:Lookahead",
         "small_model": "outrider.drafters.small_model:SmallModel",
         "early_exit": "outrider.drafters.early_exit:EarlyExit",
         "medusa": "outrider.drafters.medusa:Medusa",

@@ -22,6 +22,7 @@ class Budget:
         prices: expected tokens that the i-th node must bring to be worth its row of the pass; the last holds for all
             that follow. Empty: every node is wanted. level_price: likewise for one more level of drafting.
         grade: what the drafter said of its guess beforehand (`Drafter.grade`), for the record.
+        probes: most probe rows beside the guesses (`Drafter.probe`).
     """
 
     depth: int = 0
@@ -30,6 +31,7 @@ class Budget:
     prices: tuple[float, ...] = ()
     level_price: float = 0.0
     grade: int | None = None
+    probes: int = 0
 
     def price(self, node: int) -> float:
         """Of node `node`, counted from 0."""

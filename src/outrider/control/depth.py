@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from outrider.control.acceptance import Acceptance, Shapes
 from outrider.control.cost import PassCost
 from outrider.record import Record
 from outrider.request import Request
-from outrider.tree import Budget
+from outrider.tree import NO_GUESS, Budget
 
 DEEPEST = 16
 """Levels that are weighed where the user set no limit."""
@@ -27,6 +27,8 @@ PROBE_SHARE = 0.015
 PROBE_DEPTH = 3
 ADVANTAGE = 1.02
 """Guessing must promise this much more than plain decoding: a promise is noisier than plain decoding's price."""
+FREE = 1.02
+"""A pass that takes no longer than this has the rows for nothing: so much it wavers by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Control:
     Args:
         depth: most levels (None: `DEEPEST`). width: siblings a level. nodes: most of a tree (None: depth x width).
         adaptive: False always drafts `depth` levels. ranks: the drafter shapes its trees by prices.
+        extra_rows: most probe rows of a request; adaptively only those that cost next to nothing.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Control:
         nodes: int | None = None,
         adaptive: bool = True,
         ranks: bool = False,
+        extra_rows: int = 0,
     ) -> None:
         self.cost = cost
         self.acceptance = Acceptance()
@@ -67,14 +71,19 @@ class Control:
         self.nodes = self.depth * width if nodes is None else nodes
         self.adaptive = adaptive
         self.ranks = ranks
+        self.extra_rows = extra_rows
         self._plain_cycles: dict[int, int] = {}
 
     def budget(
         self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
     ) -> dict[int, Budget]:
         """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
-        if not self.depth:
-            return {}
+        budgets = self._guesses(requests, grades) if self.depth else {}
+        if self.extra_rows and self.depth:
+            self._spare(requests, budgets)
+        return budgets
+
+    def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None]) -> dict[int, Budget]:
         caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
         if not self.adaptive:
             return self._budgets(caps, grades)
@@ -129,6 +138,18 @@ class Control:
                 nodes = min(depth * self.width, self.nodes)
                 budgets[request_id] = Budget(depth, self.width, nodes, prices, level_price, grade)
         return budgets
+
+    def _spare(self, requests: Sequence[Request], budgets: dict[int, Budget]) -> None:
+        """Add probe rows to the budgets: all that the drafter takes; adaptively, those that a pass has for nothing."""
+        wanting = [request.id for request in requests if request.params.speculation and request.params.depth != 0]
+        count = self.extra_rows
+        if self.adaptive:
+            rows = len(requests) + sum(budget.nodes for budget in budgets.values())
+            limit = self.cost.seconds(rows) * FREE
+            while count and self.cost.seconds(rows + count * len(wanting)) > limit:
+                count -= 1
+        if count:
+            budgets |= {number: replace(budgets.get(number, NO_GUESS), probes=count) for number in wanting}
 
     def _cap(self, request: Request, grade: int | None) -> int:
         if not request.params.speculation or grade == 0:

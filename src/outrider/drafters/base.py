@@ -31,7 +31,7 @@ class Needs:
         ranks: it ranks its guesses, and stops where none is worth its price (`Budget.prices`). width: siblings a level
             where the user set none.
         target_layers: the drafter runs the target's layers [0, n) on its own rows. taps: layers whose hidden states
-            `observe` wants. extra_rows: probe rows it adds to a pass.
+            `observe` wants. extra_rows: most probe rows it adds to a pass, for one request (`Drafter.probe`).
         tokens_on_host: it reads the tokens themselves, so that a cycle cannot be launched before the last is read.
     """
 
@@ -81,6 +81,7 @@ class Commit:
         start: position of the first of `rows`. rows: rows of the batch (and of its taps) that are committed now,
             at positions `start`, `start + 1`, ...: known tokens, then the accepted path.
         table: its block table. seen: leading tokens whose keys the drafter's own stack held before this pass.
+        probes: rows of the pass's logits that belong to the request's probes, node by node.
     """
 
     request: Request
@@ -89,6 +90,7 @@ class Commit:
     rows: tuple[int, ...]
     table: Sequence[int] = ()
     seen: int = 0
+    probes: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,12 @@ class Drafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         """One tree an ask, within its budget; an empty tree where it has nothing to say."""
+        raise NotImplementedError
+
+    def probe(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        """One tree an ask that the target only looks at: its rows share the pass, nothing is verified, and `observe`
+        gets their logits (`Commit.probes`). Asked only of a drafter that needs `extra_rows`, where they are spare.
+        """
         raise NotImplementedError
 
     def seen(self, request: Request) -> int | None:

@@ -119,8 +119,8 @@ class Cascade(Drafter):
             if guess is not None and guess.position == len(said) - commit.num_new:
                 depth, accepted = _outcome(guess.tree, said[guess.position :])
                 guess.rate.learn(depth, accepted)
-        self.first.observe(batch, output, commits)
-        self.second.observe(batch, output, commits)
+        for drafter in (self.first, self.second):
+            drafter.observe(batch, output, commits)
 
     def grade(self, request: Request) -> int | None:
         """The first one's, where that one will be asked; else the second one's."""
@@ -143,6 +143,10 @@ class Cascade(Drafter):
             trees[index] = tree
             self._remember(asks[index], tree, self._dear)
         return [tree for tree in trees if tree is not None]
+
+    def probe(self, asks: Sequence[Ask]) -> list[DraftTree]:
+        """Of the one that probes; where both do, of the first."""
+        return (self.first if self.first.needs.extra_rows else self.second).probe(asks)
 
     def seen(self, request: Request) -> int | None:
         return (self.first if self.first.needs.stack else self.second).seen(request)
@@ -203,6 +207,6 @@ def _both(first: Needs, second: Needs) -> Needs:
         width=max(first.width, second.width),
         target_layers=max((n for n in (first.target_layers, second.target_layers) if n is not None), default=None),
         taps=tuple(sorted({*first.taps, *second.taps})),
-        extra_rows=max(first.extra_rows, second.extra_rows),
+        extra_rows=first.extra_rows or second.extra_rows,
         tokens_on_host=first.tokens_on_host or second.tokens_on_host,
     )

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
 from outrider.drafters.candidates import Candidate
 from outrider.drafters.outcomes import Outcomes
+from outrider.drafters.trees import likeliest_paths
 from outrider.drafters.weights import Weights
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.request import Request
-from outrider.tree import EMPTY_TREE, ROOT, DraftTree
+from outrider.tree import DraftTree
 
 LENGTHS = (2, 3, 4, 6, 9, 16)
 """Contexts are told apart by their length from here to here ..."""
@@ -200,36 +201,15 @@ class Suffix(Drafter):
         return automata, tuple(contexts)
 
     def _guess(self, ask: Ask) -> DraftTree:
-        """The likeliest paths, one node after the other, as long as the next one pays its price."""
         automata, contexts = self._start(ask.request)
-        budget = ask.budget
-        picked: list[Candidate] = []
-        parents: list[int] = []
-        heap: list[tuple[float, int, int, int, Candidate, Contexts]] = []
-        found = 0
 
-        def offer(parent: int, weight: float, depth: int, contexts: Contexts) -> None:
-            nonlocal found
-            for candidate in self._children(automata, contexts, budget.width, depth):
-                heapq.heappush(heap, (-weight * candidate.weight, found, depth, parent, candidate, contexts))
-                found += 1
+        def children(contexts: Contexts, depth: int) -> Iterator[tuple[Candidate, Contexts]]:
+            for candidate in self._children(automata, contexts, ask.budget.width, depth):
+                token = candidate.token
+                yield candidate, tuple(a.advance(*c, token) for a, c in zip(automata, contexts, strict=True))
 
-        offer(ROOT, 1.0, 1, contexts)
-        while heap and len(picked) < budget.nodes:
-            negative, _, depth, parent, candidate, contexts = heapq.heappop(heap)
-            if -negative < budget.price(len(picked)):
-                break
-            if depth < budget.depth:
-                after = tuple(
-                    a.advance(*context, candidate.token) for a, context in zip(automata, contexts, strict=True)
-                )
-                offer(len(picked), -negative, depth + 1, after)
-            picked.append(candidate)
-            parents.append(parent)
-        if not picked:
-            return EMPTY_TREE
-        tree = DraftTree(tuple(candidate.token for candidate in picked), tuple(parents))
-        self._outcomes.remember(ask.request, tree, picked)
+        tree, candidates = likeliest_paths(contexts, ask.budget, children)
+        self._outcomes.remember(ask.request, tree, candidates)
         return tree
 
     def _children(

@@ -11,8 +11,10 @@ settled before any of them is drawn: as many as the best tree would give it if a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +24,8 @@ from outrider.drafters.candidates import Candidate, Candidates, Place
 from outrider.drafters.outcomes import Outcomes
 from outrider.request import Request
 from outrider.tree import EMPTY_TREE, ROOT, Budget, DraftTree
+
+State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,35 @@ class Trees:
         tree = DraftTree(tuple(candidate.token for candidate in picked), tuple(parents), laws)
         self._outcomes.remember(sprout.ask.request, tree, picked)
         return tree
+
+
+def likeliest_paths(
+    start: State, budget: Budget, children: Callable[[State, int], Iterable[tuple[Candidate, State]]]
+) -> tuple[DraftTree, list[Candidate]]:
+    """The tree of the likeliest paths where looking further costs nothing, and the candidate of each of its nodes.
+
+    Node by node, as long as the next one pays its price. children: of a state, at a depth from 1, likeliest first; a
+    state is whatever tells a drafter where it stands, and the first one is `start`.
+    """
+    picked: list[Candidate] = []
+    parents: list[int] = []
+    found = itertools.count()
+    heap: list[tuple[float, int, int, int, Candidate, State]] = []
+
+    def offer(parent: int, weight: float, depth: int, state: State) -> None:
+        for candidate, after in children(state, depth):
+            heapq.heappush(heap, (-weight * candidate.weight, next(found), depth, parent, candidate, after))
+
+    offer(ROOT, 1.0, 1, start)
+    while heap and len(picked) < budget.nodes:
+        negative, _, depth, parent, candidate, after = heapq.heappop(heap)
+        if -negative < budget.price(len(picked)):
+            break
+        if depth < budget.depth:
+            offer(len(picked), -negative, depth + 1, after)
+        picked.append(candidate)
+        parents.append(parent)
+    return DraftTree(tuple(candidate.token for candidate in picked), tuple(parents)), picked
 
 
 def best_nodes(weights: Sequence[float], budget: Budget) -> list[int]:

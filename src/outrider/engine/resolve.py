@@ -114,9 +114,9 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
     width = _width(config, drafter, reasons)
     nodes = config.nodes or depth * width
     max_context = _context(config, target, reasons)
-    memory = _plan(config, target, drafter, nodes, max_context)
-    ranks = drafter is not None and drafter.needs.ranks
-    control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, ranks)
+    needs = drafter.needs if drafter else Needs()
+    memory = _plan(config, target, drafter, nodes + needs.extra_rows, max_context)
+    control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, needs.ranks, needs.extra_rows)
     engine = _engine(config, target, drafter, control, max_context, memory.slots)
     found = probe_drafter(engine) if config.self_test and drafter is not None and drafter.nbytes else None
     resolved = Resolved(

@@ -28,6 +28,7 @@ class Work:
         draws: the last known token's row is among them, so the pass yields a token.
         is_cycle: it is a decode pass of this request; the prefill's token belongs to none.
         node_slots: slots of the guesses, in the target's stack. scratch: slots for the drafter's own guesses.
+        probes: how many rows the drafter may only look at, and how deep. probe_slots: theirs, behind all others.
     """
 
     request: Request
@@ -38,6 +39,8 @@ class Work:
     budget: Budget = NO_GUESS
     node_slots: tuple[int, ...] = ()
     scratch: tuple[int, ...] = ()
+    probes: Budget = NO_GUESS
+    probe_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,8 @@ class Scheduler:
                 works.append(work)
                 rows -= work.num_rows + work.budget.nodes
                 spare -= work.budget.nodes
+        if self.needs.extra_rows:
+            works = self._probing(works, budgets, rows)
         # One that was admitted and preempted in the same breath never began.
         began = tuple(r for r in admitted if r not in preempted)
         return Plan(tuple(works), began, tuple(r for r in preempted if r not in admitted))
@@ -157,10 +162,29 @@ class Scheduler:
                 return Work(request, span.committed, 1, True, True, allowed, nodes, rest)
         return None
 
+    def _probing(self, works: list[Work], budgets: Mapping[int, Budget], rows: int) -> list[Work]:
+        """Give probes what is left when all is planned: `rows`, and slots of which nobody will be short for them."""
+        planned = []
+        for work in works:
+            key, behind = key_of(work.request), work.start + work.num_rows + len(work.node_slots) + len(work.scratch)
+            count = min(rows, budgets.get(work.request.id, NO_GUESS).probes) if work.is_cycle else 0
+            missing = self.ledger.num_missing(key, behind + count)
+            depth = self._room(work.request)
+            if count and depth and self.ledger.pool.num_available >= missing + len(self.running):
+                self.ledger.reserve(key, behind + count)
+                slots = tuple(self.ledger.slots(key, behind, behind + count))
+                work = replace(work, probes=Budget(depth, count, count), probe_slots=slots)
+                rows -= count
+            planned.append(work)
+        return planned
+
+    def _room(self, request: Request) -> int:
+        """Levels that a guess may have before the request's limit or the end of the context."""
+        return max(0, min(request.limit - len(request.output), self.max_context - request.num_tokens) - 1)
+
     def _clamp(self, request: Request, budget: Budget, spare: int) -> Budget:
         """No guess past the request's limit or the context, and no more nodes than rows are spare."""
-        room = min(request.limit - len(request.output), self.max_context - request.num_tokens) - 1
-        depth = min(budget.depth, max(0, room))
+        depth = min(budget.depth, self._room(request))
         nodes = min(budget.nodes, spare)
         return replace(budget, depth=depth, nodes=nodes) if depth and nodes > 0 else NO_GUESS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from outrider.request import FinishReason, Request
 from outrider.sampling import logprobs
 from outrider.sampling.context import Context
 from outrider.sampling.verify import verify
-from outrider.tree import EMPTY_TREE, DraftTree, Verdict
+from outrider.tree import EMPTY_TREE, Budget, DraftTree, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,12 @@ class Flight:
     """A pass between its launch and its collection.
 
     Attributes:
-        trees: one a work. starts: the first row of each work in `output.logits`.
+        trees, probes: one each a work. starts: the first row of each work in `output.logits`.
     """
 
     plan: Plan
     trees: tuple[DraftTree, ...]
+    probes: tuple[DraftTree, ...]
     starts: tuple[int, ...]
     batch: FlatBatch
     output: TargetOutput
@@ -93,7 +94,8 @@ class Engine:
         """For tests of exactness: every decode pass guesses `depth` levels, whether that pays or not."""
         chosen = self.control
         nodes = max(depth, chosen.nodes)
-        self.control = Control(chosen.cost, depth if self.drafter else 0, chosen.width, nodes, adaptive=False)
+        depth = depth if self.drafter else 0
+        self.control = Control(chosen.cost, depth, chosen.width, nodes, adaptive=False, extra_rows=chosen.extra_rows)
         try:
             yield
         finally:
@@ -111,11 +113,12 @@ class Engine:
         plan = self.scheduler.plan(self.control.budget(decoding, grades))
         self._begin(plan)
         trees = self._propose(plan.works)
-        batch, starts = self._build(plan.works, trees)
+        probes = self._probe(plan.works)
+        batch, starts = self._build(plan.works, trees, probes)
         drafted = time.perf_counter()
         output = self.target.forward(batch, self.pages, taps=self.drafter.needs.taps if self.drafter else ())
         verified = time.perf_counter()
-        return Flight(plan, trees, starts, batch, output, started, drafted - started, verified - drafted)
+        return Flight(plan, trees, probes, starts, batch, output, started, drafted - started, verified - drafted)
 
     def collect(self, flight: Flight) -> tuple[list[Emission], Record]:
         """Verify, commit what was accepted, and deliver it token by token."""
@@ -147,38 +150,44 @@ class Engine:
 
     def _propose(self, works: Sequence[Work]) -> tuple[DraftTree, ...]:
         """One tree a work, empty where nothing is to be guessed."""
-        asks = {
-            index: Ask(
-                work.request,
-                self._contexts[work.request.id],
-                work.budget,
-                self.ledger[key_of(work.request)].table,
-                self.ledger[key_of(work.request)].seen.get(self.drafter.name, 0),
-                work.scratch,
-            )
-            for index, work in enumerate(works)
-            if self.drafter and work.budget.nodes
-        }
-        if not asks:
-            return (EMPTY_TREE,) * len(works)
-        assert self.drafter is not None
-        guessed = dict(zip(asks, self.drafter.propose(list(asks.values())), strict=True))
-        for tree in guessed.values():
-            tree.check(self.target.vocab_size)
-        return tuple(guessed.get(index, EMPTY_TREE) for index in range(len(works)))
+        asks = {index: self._ask(work, work.budget) for index, work in enumerate(works) if work.budget.nodes}
+        return self._answers(asks, self.drafter.propose, len(works)) if self.drafter else (EMPTY_TREE,) * len(works)
 
-    def _build(self, works: Sequence[Work], trees: Sequence[DraftTree]) -> tuple[FlatBatch, tuple[int, ...]]:
+    def _probe(self, works: Sequence[Work]) -> tuple[DraftTree, ...]:
+        """One tree a work that is only looked at."""
+        asks = {index: self._ask(work, work.probes) for index, work in enumerate(works) if work.probe_slots}
+        return self._answers(asks, self.drafter.probe, len(works)) if self.drafter else (EMPTY_TREE,) * len(works)
+
+    def _ask(self, work: Work, budget: Budget) -> Ask:
+        span = self.ledger[key_of(work.request)]
+        seen = span.seen.get(self.drafter.name, 0) if self.drafter else 0
+        return Ask(work.request, self._contexts[work.request.id], budget, span.table, seen, work.scratch)
+
+    def _answers(
+        self, asks: dict[int, Ask], answer: Callable[[Sequence[Ask]], list[DraftTree]], num_works: int
+    ) -> tuple[DraftTree, ...]:
+        """Trees by work; nobody is asked for nothing."""
+        trees = dict(zip(asks, answer(list(asks.values())), strict=True)) if asks else {}
+        for tree in trees.values():
+            tree.check(self.target.vocab_size)
+        return tuple(trees.get(index, EMPTY_TREE) for index in range(num_works))
+
+    def _build(
+        self, works: Sequence[Work], trees: Sequence[DraftTree], probes: Sequence[DraftTree]
+    ) -> tuple[FlatBatch, tuple[int, ...]]:
+        """Of each work: known tokens, then the guesses, then the probes."""
         builder = BatchBuilder(self.ledger.block_size)
         starts = []
-        for work, tree in zip(works, trees, strict=True):
+        for work, tree, probe in zip(works, trees, probes, strict=True):
             request = work.request
             starts.append(builder.num_logit_rows)
             self.ledger.draft(key_of(request), work.num_rows + len(tree))
             builder.request(self.ledger[key_of(request)].table)
             wanted = work.num_rows if _tells_prompt(work) else int(work.draws)
             builder.line(work.start, request.tokens(work.start, work.start + work.num_rows), wanted)
-            if tree.tokens:
-                builder.tree(work.start + work.num_rows, tree.tokens, tree.parents, work.node_slots[: len(tree)])
+            for nodes, slots in ((tree, work.node_slots), (probe, work.probe_slots)):
+                if nodes.tokens:
+                    builder.tree(work.start + work.num_rows, nodes.tokens, nodes.parents, slots[: len(nodes)])
         return builder.build(self.target.device), tuple(starts)
 
     def _verify(self, flight: Flight) -> list[Verdict | OutriderError | None]:
@@ -210,7 +219,8 @@ class Engine:
         target: list[int] = []
         commits: list[Commit] = []
         first = 0  # the work's first row in the batch
-        for work, tree, verdict, emission in zip(flight.plan.works, flight.trees, verdicts, emissions, strict=True):
+        for index, (work, verdict, emission) in enumerate(zip(flight.plan.works, verdicts, emissions, strict=True)):
+            tree, probe = flight.trees[index], flight.probes[index]
             key, nodes = key_of(work.request), first + work.num_rows
             path = verdict.path[: emission.num_accepted] if isinstance(verdict, Verdict) else ()
             for place, node in enumerate(path):
@@ -224,8 +234,10 @@ class Engine:
                 rows = (*range(first, nodes), *(nodes + node for node in path))
                 span = self.ledger[key]
                 seen = span.seen.get(self.drafter.name, 0)
-                commits.append(Commit(work.request, len(emission.tokens), work.start, rows, span.table, seen))
-            first = nodes + len(tree)
+                behind = self._root_row(flight, index) + 1 + len(tree)
+                probes = range(behind, behind + len(probe))
+                commits.append(Commit(work.request, len(emission.tokens), work.start, rows, span.table, seen, probes))
+            first = nodes + len(tree) + len(probe)
         self.pages.compact(source, target)
         return commits
 
