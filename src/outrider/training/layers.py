@@ -11,6 +11,9 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from outrider.errors import ModelError
 
+BEYOND = 128
+"""Rotary positions past the target's last one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -57,12 +60,15 @@ class Shape:
             ) from error
 
     def rotary_tables(self, module: Any) -> tuple[Tensor, Tensor] | None:
-        """cos and sin of every position by the target's own module, (P, D_rot / 2) float32 each; None without one."""
+        """cos and sin of every position by the target's own module, (P, D_rot / 2) float32 each; None without one.
+
+        Padding and unrolled steps reach a little beyond the target's last position.
+        """
         rotary = getattr(getattr(module, module.base_model_prefix), "rotary_emb", None)
         if rotary is None or getattr(rotary, "layer_types", None):
             return None
         device = module.get_input_embeddings().weight.device
-        cos, sin = rotary(torch.zeros(1, device=device), torch.arange(self.max_positions, device=device)[None])
+        cos, sin = rotary(torch.zeros(1, device=device), torch.arange(self.max_positions + BEYOND, device=device)[None])
         half = cos.shape[-1] // 2
         return cos[0, :, :half].float(), sin[0, :, :half].float()
 

@@ -262,10 +262,12 @@ class _Run:
         return {"loss": loss.item(), **total.gathered(self.accelerator.reduce).figures()}
 
     def _ask(self) -> None:
-        """Figures that need the engine, from whoever composed training with it."""
+        """Figures that need the engine, from whoever composed training with it; their time is not training's."""
+        asked = time.monotonic()
         if self.measure is not None and self.accelerator.is_main_process:
             self._tell("measured", self.measure(self._trained({})))
         self.accelerator.wait_for_everyone()
+        self.began += time.monotonic() - asked
 
     def _is_due(self) -> bool:
         return bool(self._agreed(time.monotonic() - self.saved > self.config.checkpoint_seconds))

@@ -14,7 +14,8 @@ class TrainConfig:
 
     Attributes:
         steps: optimiser steps. seconds: a time limit instead: after `MEASURED_STEPS` steps the speed is known, and the
-            number of steps that fit is set once. Exactly one of the two is given.
+            number of steps that fit is set once (calls of the `measure` hook come on top). Exactly one of the two is
+            given.
         batch_tokens: positions of one batch of one process, padding included. accumulate: batches a step.
         learning_rate: peak (None: the drafter's own). warmup: share of the steps that it rises in; then it falls along
             a cosine to `final_rate` times the peak. weight_decay, clip: of AdamW, and of the gradient's norm.
