@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, doctor, fetch, generate
+from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, replies, train
 
 app = typer.Typer(
     name="outrider",
@@ -32,5 +32,15 @@ def outrider(
     """Exact speculative decoding for Transformers models: the same text, token for token, sooner."""
 
 
-for verb in (demo.demo, fetch.fetch, generate.generate, chat.chat, check.check, bench.bench, doctor.doctor):
+for verb in (
+    demo.demo,
+    fetch.fetch,
+    generate.generate,
+    chat.chat,
+    check.check,
+    bench.bench,
+    doctor.doctor,
+    replies.replies,
+    train.train,
+):
     app.command()(verb)

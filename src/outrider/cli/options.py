@@ -18,6 +18,8 @@ from outrider.config import ACCEPTANCE, DTYPES, EngineConfig
 from outrider.errors import RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import LogprobsMode, SamplingParams
+from outrider.training.reply_settings import ReplySettings
+from outrider.training.settings import LOSSES, TrainConfig
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, folder, .gguf file or hub id.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; `-` reads it from standard input.")]
@@ -44,6 +46,7 @@ CHOICES = {
     "dtype": DTYPES,
     "acceptance": ACCEPTANCE,
     "logprobs_mode": tuple(LogprobsMode),
+    "loss": LOSSES,
 }
 REPEATED = {
     "logit_bias": ("--logit-bias", "ID=VALUE", str),
@@ -52,16 +55,20 @@ REPEATED = {
     "stop_token_ids": ("--stop-token-id", "ID", int),
 }
 # An automaton is an object, and a request's depth is the engine's where there is one request.
-NOT_OPTIONS = {EngineConfig: {"model"}, SamplingParams: {"automaton", "depth"}}
-PANELS = {EngineConfig: "Engine", SamplingParams: "Sampling"}
+NOT_OPTIONS = {EngineConfig: {"model"}, SamplingParams: {"automaton", "depth"}, ReplySettings: {"temperatures"}}
+PANELS = {EngineConfig: "Engine", SamplingParams: "Sampling", TrainConfig: "Training", ReplySettings: "Replies"}
+SOURCES = {EngineConfig: "engine", SamplingParams: "sampling", TrainConfig: "training", ReplySettings: "replies"}
+"""Under which name of `Settings` the keywords of a dataclass arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was given on the command line: keywords of `EngineConfig` and of `SamplingParams`, defaults left out."""
+    """What was given on the command line, defaults left out: keywords of each dataclass in `SOURCES`."""
 
     engine: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    replies: dict[str, Any] = field(default_factory=dict)
 
     def params(self) -> SamplingParams:
         """The sampling parameters.
@@ -88,7 +95,7 @@ def takes(*sources: type) -> Callable[[Callable[..., None]], Callable[..., None]
                 source: {p.name: v for p in parameters if (v := values.pop(p.name)) not in (None, [])}
                 for source, parameters in made.items()
             }
-            verb(**values, settings=Settings(given.get(EngineConfig, {}), given.get(SamplingParams, {})))
+            verb(**values, settings=Settings(**{SOURCES[source]: found for source, found in given.items()}))
 
         parameters = [*own, *(p for parameters in made.values() for p in parameters)]
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -131,7 +138,7 @@ def _options(source: type) -> Iterator[inspect.Parameter]:
     hints = typing.get_type_hints(source)
     sentences = described(source)
     for entry in fields(source):
-        if entry.name not in NOT_OPTIONS[source]:
+        if entry.name not in NOT_OPTIONS.get(source, ()):
             yield _option(entry, hints[entry.name], sentences[entry.name], PANELS[source])
 
 
@@ -143,7 +150,7 @@ def _option(entry: Field[Any], hint: Any, sentence: str, panel: str) -> inspect.
         flag, metavar, item = REPEATED[entry.name]
         kind, sentence = list[item], f"{sentence} May be repeated."  # type: ignore[valid-type]
     elif kind is bool:
-        flag = f"{flag}/--no-{flag[2:]}" if entry.default else flag
+        flag = f"{flag}/--no-{flag[2:]}" if entry.default is not False else flag
     elif entry.name in CHOICES:
         metavar, sentence = "NAME", f"{sentence} One of {', '.join(CHOICES[entry.name])}."
     if kind is not bool and entry.default is not MISSING and entry.default not in (None, ()):

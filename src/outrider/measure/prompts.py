@@ -59,11 +59,11 @@ class Prompt:
     """One prompt of a set.
 
     Attributes:
-        name: for reports. content: a text, or the messages of a conversation. task: its kind, for figures by task.
+        name: for reports. content: a text, messages, or token ids. task: its kind, for figures by task.
     """
 
     name: str
-    content: str | Messages
+    content: str | Messages | tuple[int, ...]
     task: str = "built-in"
 
 

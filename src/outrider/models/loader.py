@@ -76,6 +76,26 @@ def load(
     return probe(target, expected) if self_test else target
 
 
+def max_positions(model: str) -> int:
+    """Most positions of one request of a model, from its config alone.
+
+    Raises:
+        ModelError: if there is no such model, or it cannot be served.
+    """
+    return checks.longest_context(checks.read_config(locate(model)).get_text_config(decoder=True))[0]
+
+
+def causal_module(model: str, device: str = "auto") -> Any:
+    """The Transformers module of a model, for what is no serving: bfloat16 on a GPU, float32 on a CPU.
+
+    Raises:
+        ModelError: one sentence with its remedy.
+    """
+    place, source = resolve_device(device), locate(model)
+    dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
+    return checks.read_module(source, checks.read_config(source), dtype, place)
+
+
 def assemble(
     name: str,
     body: Model,

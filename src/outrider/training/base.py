@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from outrider.errors import ConfigError, TrainingError
+from outrider.models.checks import first_line
+from outrider.registry import unknown
 from outrider.training.corpus import Batch
 from outrider.training.harvest import Features
 from outrider.training.layers import Shape
@@ -117,6 +121,33 @@ class DraftModule(nn.Module, ABC):
             name: value.detach().to("cpu", torch.bfloat16 if name in learned else value.dtype, copy=True)
             for name, value in self.state_dict().items()
         }
+
+
+def build(
+    kind: type[DraftModule],
+    module: Any,
+    kept_ids: Tensor,
+    settings: dict[str, Any],
+    initial: Mapping[str, Tensor] | None,
+) -> DraftModule:
+    """A fresh draft module, or one that begins with the tensors of another.
+
+    Raises:
+        ConfigError: for a setting that this kind does not have. TrainingError: for tensors of other sizes.
+    """
+    known = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", "shape", "kept_ids")]
+    problem = unknown("setting", settings, known)
+    if problem:
+        raise ConfigError(problem)
+    made = kind.initialise(module, kept_ids, **settings)
+    if initial is not None:
+        try:
+            made.load_state_dict({"kept_ids": made.kept_ids, **initial})
+        except RuntimeError as error:
+            raise TrainingError(
+                f"the drafter to begin with has other sizes ({first_line(error)}): give the same --shape"
+            ) from error
+    return made
 
 
 def before(states: Tensor, rows: Tensor, level: int) -> Tensor:

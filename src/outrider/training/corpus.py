@@ -8,7 +8,7 @@ batch, so that little is padding.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -85,17 +85,20 @@ class Corpus:
         return len(self.starts)
 
     @classmethod
-    def read(cls, folder: Path, max_length: int = 2048) -> Corpus:
-        """Read every `shard-*.safetensors` of a folder; conversations are cut after `max_length` tokens.
+    def read(cls, folders: Path | Sequence[Path], max_length: int = 2048) -> Corpus:
+        """Read every `shard-*.safetensors` of one folder or several; conversations are cut after `max_length` tokens.
 
         Conversations without a reply, or whose reply begins beyond the cut, are left out.
 
         Raises:
             TrainingError: if there is no shard, a shard is damaged, or nothing is left to learn from.
         """
-        paths = sorted(folder.glob("shard-*.safetensors"))
-        if not paths:
-            raise TrainingError(f"{folder} holds no shards of replies: generate them first, or name their folder")
+        paths: list[Path] = []
+        for folder in [folders] if isinstance(folders, Path) else folders:
+            found = sorted(folder.glob("shard-*.safetensors"))
+            if not found:
+                raise TrainingError(f"{folder} holds no shards of replies: generate them first, or name their folder")
+            paths += found
         parts = [_read_shard(path) for path in paths]
         sizes = np.cumsum([0] + [len(tokens) for tokens, _, _ in parts[:-1]])
         starts = np.concatenate([s[:-1] + size for (_, s, _), size in zip(parts, sizes, strict=True)])
@@ -104,7 +107,7 @@ class Corpus:
         kept = replies < lengths
         if not kept.any():
             raise TrainingError(
-                f"the shards of {folder} hold no reply within {max_length} tokens: generate more, or raise max_length"
+                f"the shards hold no reply within {max_length} tokens: generate more, or raise max_length"
             )
         return cls(np.concatenate([tokens for tokens, _, _ in parts]), starts[kept], lengths[kept], replies[kept])
 
@@ -125,6 +128,15 @@ class Corpus:
                 f"{len(self)} conversations are too few to hold {held_out:.1%} of them out: generate more replies"
             )
         return self._take(~out), self._take(out)
+
+    def held_out_prompts(self, held_out: float, limit: int) -> list[tuple[int, ...]]:
+        """Token ids of the first `limit` different prompts of the held-out part."""
+        part = self.split(held_out)[1]
+        prompts = (
+            tuple(self.tokens[start : start + reply].tolist())
+            for start, reply in zip(part.starts.tolist(), part.replies.tolist(), strict=True)
+        )
+        return list(dict.fromkeys(prompts))[:limit]
 
     def _take(self, kept: NDArray[np.bool_]) -> Corpus:
         return Corpus(self.tokens, self.starts[kept], self.lengths[kept], self.replies[kept])

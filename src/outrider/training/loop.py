@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,11 +14,11 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, broadcast_object_list
 from torch import Tensor
 
-from outrider.errors import ConfigError, NumericsError
+from outrider.errors import NumericsError
 from outrider.models.checks import first_line
-from outrider.registry import TRAINED, unknown
+from outrider.registry import TRAINED
 from outrider.training import vocabulary
-from outrider.training.base import DraftModule
+from outrider.training.base import DraftModule, build
 from outrider.training.checkpoint import Checkpoints, State
 from outrider.training.corpus import Batch, Corpus
 from outrider.training.harvest import Features, Harvester
@@ -45,6 +44,7 @@ def train(
     vocab_size: int,
     eos_ids: Iterable[int] = (),
     settings: Mapping[str, Any] | None = None,
+    initial: Mapping[str, Tensor] | None = None,
     progress: Callable[[Report], None] = lambda report: None,
     measure: Measure | None = None,
 ) -> Trained:
@@ -56,7 +56,8 @@ def train(
     Args:
         drafter: a name of `registry.TRAINED`. module: the target, a Transformers causal language model, on its device
             in the float type it is to run in; it is frozen. vocab_size, eos_ids: of the target.
-        settings: sizes of the drafter, by its own names. work: folder of the checkpoints.
+        settings: sizes of the drafter, by its own names. initial: tensors of a trained drafter of the same kind and
+            sizes to begin with; its ids are kept. work: folder of the checkpoints.
         measure: called every `measure_every` steps with what there is, for figures that need the engine.
 
     Raises:
@@ -64,9 +65,8 @@ def train(
             settings. ConfigError: for an unknown drafter or setting. ModelError: if the target cannot be learnt from.
         NumericsError: if the loss is not a number; the last checkpoint stays.
     """
-    run = _Run(
-        drafter, module, corpus, config, work, vocab_size, tuple(eos_ids), dict(settings or {}), progress, measure
-    )
+    made = dict(settings or {})
+    run = _Run(drafter, module, corpus, config, work, vocab_size, tuple(eos_ids), made, initial, progress, measure)
     return run.run()
 
 
@@ -83,6 +83,7 @@ class _Run:
         vocab_size: int,
         eos_ids: tuple[int, ...],
         settings: dict[str, Any],
+        initial: Mapping[str, Tensor] | None,
         progress: Callable[[Report], None],
         measure: Measure | None,
     ) -> None:
@@ -98,13 +99,14 @@ class _Run:
         self.device = self.accelerator.device
         module = module.to(self.device)
         self.corpus, self.held_out = corpus.split(config.held_out)
-        self.vocabulary = (
-            vocabulary.whole(vocab_size)
-            if kind.full_vocabulary
-            else vocabulary.choose(self.corpus, config.vocabulary, vocab_size, eos_ids)
-        )
+        if kind.full_vocabulary:
+            self.vocabulary = vocabulary.whole(vocab_size)
+        elif initial is not None:
+            self.vocabulary = vocabulary.kept(self.corpus, initial["kept_ids"], vocab_size)
+        else:
+            self.vocabulary = vocabulary.choose(self.corpus, config.vocabulary, vocab_size, eos_ids)
         torch.manual_seed(config.seed)
-        self.bare = _build(kind, module, self.vocabulary.kept_ids, settings).to(self.device)
+        self.bare = build(kind, module, self.vocabulary.kept_ids, settings, initial).to(self.device)
         arithmetic = Arithmetic(config.loss, config.chunk)
         self.harvester = Harvester(module, self.vocabulary.kept_ids, self.bare.taps, vocab_size, arithmetic)
         optimizer = torch.optim.AdamW(
@@ -301,16 +303,3 @@ class _Run:
         config = {name: value for name, value in asdict(self.config).items() if name not in _FREE_TO_CHANGE}
         data = {"conversations": len(self.corpus), "corpus_tokens": int(self.corpus.lengths.sum())}
         return {"drafter": self.drafter, **config, **data, "settings": dict(settings)}
-
-
-def _build(kind: type[DraftModule], module: Any, kept_ids: Tensor, settings: dict[str, Any]) -> DraftModule:
-    """A fresh draft module.
-
-    Raises:
-        ConfigError: for a setting that this kind does not have.
-    """
-    known = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", "shape", "kept_ids")]
-    problem = unknown("setting", settings, known)
-    if problem:
-        raise ConfigError(problem)
-    return kind.initialise(module, kept_ids, **settings)

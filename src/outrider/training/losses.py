@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from outrider.errors import ConfigError
+from outrider.training.settings import LOSSES
 
-KINDS = ("hybrid", "forward_kl", "reverse_kl", "jsd", "tv")
 HYBRID_RATE = 3.0
 """eta of the hybrid's weight exp(-eta * alpha) (LK losses, 2602.23881)."""
 
@@ -98,8 +98,8 @@ class Arithmetic:
     """How losses are computed: which divergence, in chunks of how many rows, by which compiled functions.
 
     Attributes:
-        kind: one of `KINDS`. chunk: rows whose (chunk, V_d) intermediates are alive at once; they are computed again in
-            the backward pass. score_rows, summarise: the functions of this module, or compiled ones.
+        kind: one of `LOSSES`. chunk: rows whose (chunk, V_d) intermediates are alive at once; they are computed again
+            in the backward pass. score_rows, summarise: the functions of this module, or compiled ones.
     """
 
     kind: str = "hybrid"
@@ -108,8 +108,8 @@ class Arithmetic:
     summarise: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] = summarise
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"loss={self.kind!r} is unknown: choose one of {', '.join(KINDS)}")
+        if self.kind not in LOSSES:
+            raise ConfigError(f"loss={self.kind!r} is unknown: choose one of {', '.join(LOSSES)}")
 
     def score(self, draft: Callable[..., Tensor], rows: tuple[Tensor, ...], law: Law) -> Scores:
         """Scores of N rows in chunks.

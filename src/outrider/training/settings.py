@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 
+LOSSES = ("hybrid", "forward_kl", "reverse_kl", "jsd", "tv")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
@@ -17,9 +19,10 @@ class TrainConfig:
             number of steps that fit is set once (calls of the `measure` hook come on top). Exactly one of the two is
             given.
         batch_tokens: positions of one batch of one process, padding included. accumulate: batches a step.
-        learning_rate: peak (None: the drafter's own). warmup: share of the steps that it rises in; then it falls along
-            a cosine to `final_rate` times the peak. weight_decay, clip: of AdamW, and of the gradient's norm.
-        loss: one of `losses.KINDS`. vocabulary: V_d, ids that the drafter knows.
+        learning_rate: peak (None: the drafter's own). warmup: share of the steps that it rises in. final_rate: share of
+            the peak to which it then falls along a cosine. weight_decay: of AdamW. clip: of the gradient's norm.
+        loss: how far the drafter's law is from the target's (`losses.divergence`). vocabulary: V_d, ids that the
+            drafter knows.
         max_length: conversations are cut after so many tokens. held_out: share of prompts kept for evaluation.
         evaluation_tokens: positions of held-out text in one evaluation, at most.
         seed: of weights, order and anchors. chunk: rows scored at once (memory: about 20 bytes x chunk x V).
@@ -62,6 +65,8 @@ class TrainConfig:
         for name in ("log_every", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is out of range: give a number of steps, at least 1")
+        if self.loss not in LOSSES:
+            raise ConfigError(f"loss={self.loss!r} is unknown: choose one of {', '.join(LOSSES)}")
         if not 0 < self.held_out < 1 or not 0 <= self.warmup < 1:
             raise ConfigError("held_out and warmup are shares: give numbers between 0 and 1")
 

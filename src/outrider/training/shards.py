@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,27 @@ def summarise(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{folder / SUMMARY} cannot be written ({error.strerror}): make room") from error
         if sorted(folder.glob(PATTERN)) == paths:
             return found
+
+
+def combined(folders: Sequence[Path]) -> dict[str, Any]:
+    """What the summaries of several corpora say together; the digest is of their digests.
+
+    Raises:
+        ConfigError: for a folder without a summary.
+    """
+    totals: dict[str, Any] = {}
+    digest = hashlib.sha256()
+    settings = []
+    for folder in folders:
+        try:
+            found = json.loads((folder / SUMMARY).read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder} has no {SUMMARY}: make it with `outrider replies`") from error
+        digest.update(found.pop("sha256").encode())
+        settings.append(found.pop("settings"))
+        found.pop("format")
+        _pool(totals, found)
+    return {"settings": settings, **totals, "sha256": digest.hexdigest()}
 
 
 def _counts(shard: Shard) -> dict[str, Any]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from outrider.errors import ConfigError
-from outrider.llm import LLM
+
+if TYPE_CHECKING:
+    from outrider.llm import LLM
 
 Messages = list[dict[str, str]]
 
