@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from outrider.models.heads import files
+from outrider.models.heads.layer import head_size
+from outrider.registry import NEED_WEIGHTS
 
 NUM_RANKS = 8
 BLOCK = 4
-HEADS = ("medusa", "eagle3", "block")
-"""Drafters that cannot be built without an artefact."""
 
 
 class _Maker:
     """Random tensors for one target: weights of about unit gain, norms near one, in bfloat16 as artefacts are."""
 
-    def __init__(self, target: Any, seed: int = 0, keep: float = 0.8) -> None:
+    def __init__(self, target: Any, seed: int = 0, keep: float = 0.8, most: int = 1024) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.target = target
         self.hidden: int = target.hidden_size
         self.layers: int = target.num_layers
-        self.dim: int = target.page_specs[0].key_dim
+        self.dim = head_size(target)
         vocab = target.vocab_size
         order = torch.randperm(vocab, generator=self.generator)
-        self.kept = order[: max(4, int(keep * vocab))].sort().values.int()
+        self.kept = order[: min(most, max(4, int(keep * vocab)))].sort().values.int()
         self.heads, self.kv_heads, self.inner = 2, 1, 2 * self.hidden
 
     def weight(self, *shape: int, gain: float = 1.5) -> Tensor:
@@ -177,3 +177,10 @@ def folder(drafter: str, target: Any, seed: int = 0) -> str:
     """One that is written once a process for targets of this name."""
     path = Path(_room().name) / f"{target.name}-{drafter}-{seed}"
     return str(path if path.is_dir() else write(path, drafter, target, seed))
+
+
+def settings(drafter: str, target: Any) -> dict[str, str]:
+    """What an engine's settings need beside the drafter's name: random weights, where it must have some."""
+    missing = not set(NEED_WEIGHTS).isdisjoint(drafter.split("+"))
+    kind = next((part for part in drafter.split("+") if part in NEED_WEIGHTS), drafter)
+    return {"drafter_model": folder(kind, target)} if missing else {}

@@ -115,6 +115,7 @@ class ToyModel:
 @dataclass(frozen=True)
 class ToyConfig:
     model_type: str = "toy"
+    head_dim: int = 1
 
     def get_text_config(self, decoder: bool) -> ToyConfig:
         return self
@@ -199,8 +200,7 @@ def make_engine(
 ) -> Engine:
     """An engine over the toy target, as `engine/resolve` puts one together; `settings` are the drafter's."""
     target = target or ToyTarget()
-    if drafter in artefacts.HEADS:
-        settings["drafter_model"] = artefacts.folder(drafter, target)
+    settings |= artefacts.settings(drafter, target)
     config = EngineConfig(model="toy", drafter=drafter, acceptance=acceptance, **settings)
     guess = None if drafter == "none" else build(drafter, Workshop(target, config))  # type: ignore[arg-type]
     needs = guess.needs if guess else Needs()

@@ -64,6 +64,9 @@ DRAFTERS = Registry(
 CASCADES = ("ngram+small_model",)
 """Any two drafters joined by "+" are a drafter; these pairs stand for all where every drafter is run."""
 
+NEED_WEIGHTS = ("medusa", "eagle3", "block")
+"""Drafters that cannot be built without weights trained for their target."""
+
 TRAINED = Registry(
     "trained drafter",
     {

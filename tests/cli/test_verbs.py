@@ -11,7 +11,7 @@ from outrider.cli.doctor import machine
 from outrider.cli.generate import as_object
 from outrider.cli.session import session
 from outrider.errors import RequestError
-from outrider.registry import CASCADES, DRAFTERS
+from outrider.registry import CASCADES, DRAFTERS, NEED_WEIGHTS
 from tests.cli.fakes import CONTRACT, FakeLLM
 
 
@@ -116,7 +116,7 @@ def test_check_json(run, engines, tmp_path):
     ran = run("check", "m", "--drafter", "all", "--prompts", str(file), "--limit", "2", "--max-tokens", "6", "--json")
     data = last_object(ran)
     assert (ran.code, ran.err) == (0, "")
-    every = [*DRAFTERS, *CASCADES]
+    every = [name for name in (*DRAFTERS, *CASCADES) if name not in NEED_WEIGHTS]  # none were trained for "m"
     assert [c["drafter"] for c in data["comparisons"]] == [name for name in every for _ in range(2)]
     assert (data["compared"], data["differing"], data["first_difference"]) == (2 * 2 * len(every), 0, None)
     assert data["tau"] == 3.0
@@ -128,13 +128,13 @@ def test_check_gives_each_drafter_its_own_settings_only(run, engines):
     words = ("--drafter-model", "tiny", "--exit-layers", "2", "--share-history", "--threads", "1", "--limit", "1")
     assert run("check", "m", "--drafter", "all", *words, "--max-tokens", "2").code == 0
     given = {engine.settings["drafter"]: engine.settings for engine in engines}
-    assert given.keys() == {"none", *DRAFTERS, *CASCADES}
+    assert given.keys() == {"none", *DRAFTERS, *CASCADES} - {*NEED_WEIGHTS}
     for drafter, own in {
         "none": {},
         "ngram": {},
         "suffix": {"share_history": True},
         "small_model": {"drafter_model": "tiny"},
-        "early_exit": {"drafter_model": "tiny", "exit_layers": 2},
+        "early_exit": {"exit_layers": 2},
         "ngram+small_model": {"drafter_model": "tiny"},
     }.items():
         assert given[drafter] == {"drafter": drafter, "threads": 1, **own}
@@ -213,3 +213,13 @@ def test_doctor(run, engines, monkeypatch):
     shown = run("doctor", "m").out
     assert "dtype float32, because this is a toy" in shown
     assert "a toy" in shown
+
+
+def test_weights_go_to_the_drafter_that_they_were_trained_for(run, engines, tmp_path):
+    (tmp_path / "config.json").write_text('{"format": 1, "drafter": "eagle3", "target": {"name": "elsewhere"}}')
+    assert run("check", "m", "--drafter", "all", "--drafter-model", str(tmp_path), "--limit", "1").code == 0
+    given = {engine.settings["drafter"]: engine.settings.get("drafter_model") for engine in engines}
+    assert given.pop("eagle3") == str(tmp_path)
+    assert "medusa" not in given
+    assert "small_model" in given
+    assert set(given.values()) == {None}

@@ -10,14 +10,14 @@ import torch
 from scipy.stats import kstest
 
 from outrider.models.heads import files
-from outrider.registry import DRAFTERS
+from outrider.registry import DRAFTERS, NEED_WEIGHTS
 from outrider.request import SamplingParams
 from tests import artefacts, reference_heads, toy
 from tests.contracts.test_drafters import requests, spied
 
 LAYERS = {"small_model": 2, "early_exit": 1}
 """Drafters that draw from the toy's own layers, and how many they run."""
-DRAWING = [*LAYERS, *artefacts.HEADS]
+DRAWING = [*LAYERS, *NEED_WEIGHTS]
 TOP_K, TOP_P = 8, 0.9
 CHECKED = 0.05
 """Share of the laws of draft heads that are compared: their specification in dense PyTorch takes its time."""

@@ -14,7 +14,7 @@ from outrider.drafters.base import Workshop
 from outrider.engine.resolve import _choice
 from outrider.errors import ConfigError, ModelError
 from outrider.models.heads import files
-from outrider.registry import DRAFTERS, READ_BY
+from outrider.registry import DRAFTERS, NEED_WEIGHTS, READ_BY
 from tests import artefacts
 from tests.models.tiny import make_module, make_target, make_tokenizer
 
@@ -167,7 +167,7 @@ def test_found_by_what_it_was_trained_for(target, shelf):
     assert files.find("eagle3", twin) == shelf / "a-twin" / "eagle3"
 
 
-@pytest.mark.parametrize("kind", artefacts.HEADS)
+@pytest.mark.parametrize("kind", NEED_WEIGHTS)
 def test_without_weights_the_command_that_makes_them_is_named(kind, target, shelf):
     with pytest.raises(ModelError, match=f"outrider train {kind} --target tiny"):
         DRAFTERS[kind](Workshop(target, EngineConfig(model="tiny", drafter=kind)))

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from outrider.cli.drafters import every, settings_for
 from outrider.cli.options import Json, Limit, MaxTokens, Model, PromptFile, Raw, Settings, takes
 from outrider.cli.render import notes, number, print_json, table, write
 from outrider.cli.session import fetch_if_missing
@@ -14,7 +15,6 @@ from outrider.errors import ConfigError, RequestError
 from outrider.measure.lossless import Comparison, Report
 from outrider.measure.lossless import check as compare
 from outrider.measure.prompts import load_prompts
-from outrider.registry import CASCADES, DRAFTERS, reads
 from outrider.request import SamplingParams
 
 
@@ -39,7 +39,8 @@ def check(
 ) -> None:
     """Run prompts plain and speculatively, alone and in a batch, and compare all tokens; exit 1 on a difference.
 
-    `--drafter all` takes every drafter in turn, and a cascade.
+    `--drafter all` takes every drafter in turn, and a cascade; of those that must be trained, the ones trained for
+    this model.
     """
     temperatures = temperature or [0.0, 1.0]
     acceptance = settings.engine.get("acceptance", "match")
@@ -49,9 +50,9 @@ def check(
         SamplingParams(temperature=value, max_tokens=max_tokens, seed=seed)  # refused now, not after loading
     asked = load_prompts(prompts, limit)
     wanted = settings.engine.get("drafter", "auto")
-    engines = {
-        name: _settings_for(name, settings.engine) for name in ([*DRAFTERS, *CASCADES] if wanted == "all" else [wanted])
-    }
+    engines = {wanted: settings.engine}
+    if wanted == "all":
+        engines = {name: settings_for(name, settings.engine) for name in every(model, settings.engine)}
     for engine in engines.values():
         EngineConfig.of(model=model, **engine)
     fetch_if_missing(model)
@@ -59,7 +60,7 @@ def check(
     def open_llm(drafter: str) -> Any:
         from outrider import LLM
 
-        return LLM(model, **(engines.get(drafter) or _settings_for(drafter, settings.engine)))
+        return LLM(model, **(engines.get(drafter) or settings_for(drafter, settings.engine)))
 
     console = notes()
     with console.status("loading") as status:
@@ -79,12 +80,6 @@ def check(
     _show(report, console, as_json)
     if report.differing:
         raise typer.Exit(1)
-
-
-def _settings_for(drafter: str, engine: dict[str, Any]) -> dict[str, Any]:
-    """The engine's settings with this drafter, less those that another drafter alone reads."""
-    kept = {name: value for name, value in engine.items() if reads(name, drafter)}
-    return {**kept, "drafter": drafter}
 
 
 def _show(report: Report, console: Any, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.cli.drafters import every, settings_for
 from outrider.cli.render import notes, number, print_json, write
 from outrider.cli.session import fetch_if_missing
 from outrider.config import EngineConfig
@@ -13,7 +14,6 @@ from outrider.errors import ConfigError
 from outrider.measure.bench import PLAIN
 from outrider.measure.prompts import Prompt
 from outrider.measure.survey import Row, Shape, Variant, by_task, measure_acceptance, measure_speed
-from outrider.registry import DRAFTERS, READ_BY
 from outrider.request import SamplingParams
 
 CHAIN_DEPTH = 8
@@ -38,7 +38,7 @@ class Survey:
 
     def drafters(self) -> list[str]:
         wanted = self.engine["drafter"]
-        return [*DRAFTERS, *CASCADES] if wanted == "all" else wanted.split(",")
+        return every(self.model, self.engine, CASCADES) if wanted == "all" else wanted.split(",")
 
     def shapes(self) -> list[Shape]:
         depth = self.engine.get("depth") or CHAIN_DEPTH
@@ -58,9 +58,8 @@ class Survey:
 
     def settings(self, of: Mapping[str, Any]) -> dict[str, Any]:
         """The user's settings under a variant's own, less those that its drafter does not read."""
-        parts = of["drafter"].split("+")
-        kept = {k: v for k, v in self.engine.items() if k not in ("depth", "width", "nodes", "drafter")}
-        return {**{k: v for k, v in kept.items() if k not in READ_BY or set(READ_BY[k]) & set(parts)}, **of}
+        shapeless = {k: v for k, v in self.engine.items() if k not in ("depth", "width", "nodes")}
+        return {**settings_for(of["drafter"], shapeless), **of}
 
 
 def run(survey: Survey, as_json: bool) -> None:

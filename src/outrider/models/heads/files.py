@@ -79,6 +79,12 @@ def kind(folder: Path) -> str:
     return str(_described(folder)["drafter"])
 
 
+def come_with(model: str) -> frozenset[str]:
+    """Drafters that come with the package or the checkout, trained for a target of this very name."""
+    described = (_described(folder) for folder in _shipped())
+    return frozenset(str(config["drafter"]) for config in described if config["target"].get("name") == model)
+
+
 def find(drafter: str, target: Target) -> Path | None:
     """The trained drafter of that name for this target that comes with the package or the checkout, if there is one.
 

@@ -69,6 +69,13 @@ class Mlp:
         self.down(kernels.silu_mul(b["gate_up"], out=b["gated"]), residual=x, out=x)
 
 
+def head_size(target: Target) -> int:
+    """Of the target's attention heads, as its config gives it."""
+    text = target.config.get_text_config(decoder=True)
+    size: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return size
+
+
 class Parts:
     """An artefact's tensors as what kernels run.
 
@@ -123,10 +130,9 @@ class Parts:
 
     def attention(self, prefix: str = "") -> Attention:
         """Sized by the projections, with heads as large as the target's."""
-        page = self.target.page_specs[0]
-        dim = page.key_dim
+        dim = head_size(self.target)
         queries, keys = (self.tensor(f"{prefix}{part}_proj.weight", None, None).shape[0] for part in "qk")
-        if queries % dim or keys % dim or page.value_dim != dim:
+        if queries % dim or keys % dim:
             raise ModelError(
                 f"the {self.drafter} drafter was trained for heads of another size than the target's {dim}: "
                 "train it again"
