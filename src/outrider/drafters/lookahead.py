@@ -134,10 +134,9 @@ class Lookahead(Drafter):
             window = self._windows[commit.request.id]
             window.grow([next(iterates) for _ in window.newest])
 
-    def grade(self, request: Request) -> int | None:
-        """0 where the pool has nothing to say."""
-        window = self._follow(request)
-        return None if window.pool.after(_end(request)) else 0
+    def grade(self, request: Request) -> int:
+        """How many tokens of the text's end begin an n-gram of the pool; 0 where nothing is to be guessed."""
+        return max(self._follow(request).pool.after(_end(request)).values(), default=0)
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         return [self._guess(ask) for ask in asks]
