@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,8 @@ from accelerate import Accelerator
 
 from outrider.errors import ConfigError, NumericsError, TrainingError
 from outrider.registry import TRAINED
-from outrider.training.loop import train
+from outrider.training.harvest import Harvester
+from outrider.training.loop import USABLE, train
 from outrider.training.settings import MEASURED_STEPS, TrainConfig, rate
 from tests.training.grammar import END, VOCAB
 
@@ -102,18 +104,48 @@ def test_a_killed_run_ends_with_the_same_weights(drafter, taught, replies, tmp_p
     assert resumed.figures["tokens"] == whole.figures["tokens"]
 
 
-def test_a_timed_run_sets_its_horizon_once_and_ends_in_time(taught, replies, tmp_path):
-    config = replace(SHORT, steps=None, seconds=4.0, checkpoint_every=MEASURED_STEPS)
+class Clock:
+    """Seconds as steps take them: `pace` each, `slow` from step `MEASURED_STEPS` on."""
+
+    def __init__(self, pace, slow, monkeypatch):
+        self.now, self.harvested = 100.0, 0
+        harvest = Harvester.__call__
+
+        def slowly(harvester, batch):
+            self.harvested += 1
+            self.now += pace if self.harvested <= MEASURED_STEPS else slow
+            return harvest(harvester, batch)
+
+        monkeypatch.setattr(Harvester, "__call__", slowly)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+def test_a_timed_run_sets_its_horizon_once(taught, replies, tmp_path, monkeypatch):
+    Clock(0.1, 0.1, monkeypatch)
+    config = replace(SHORT, steps=None, seconds=12.0)
     heard = []
-    trained = learn("medusa", taught, replies, tmp_path, config, progress=heard.append)
-    horizons = {report.horizon for report in heard if report.done > MEASURED_STEPS}
-    assert None not in horizons
-    assert trained.figures["steps"] in horizons
-    assert trained.figures["steps"] > MEASURED_STEPS
-    assert 2.0 < trained.figures["seconds"] < 8.0
-    again = learn("medusa", taught, replies, tmp_path, config)  # it is over: nothing more is learnt
-    assert again.figures["steps"] == trained.figures["steps"]
+    trained = learn("early_exit", taught, replies, tmp_path, config, progress=heard.append)
+    # After 40 steps of 0.1 s there are 8 s left, of which USABLE go into steps.
+    horizon = 40 + int(8 * USABLE / 0.1)
+    assert {report.horizon for report in heard if report.done <= MEASURED_STEPS} >= {None}
+    assert {report.horizon for report in heard if report.done > MEASURED_STEPS} == {horizon}
+    assert trained.figures["steps"] == horizon
+    assert trained.figures["seconds"] <= 12.0
+    last = [report.figures["learning_rate"] for report in heard if report.event == "train"][-1]
+    assert last < 0.01 * SHORT.learning_rate
+    again = learn("early_exit", taught, replies, tmp_path, config)  # it is over: nothing more is learnt
+    assert again.figures["steps"] == horizon
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in trained.tensors.items())
+
+
+def test_a_timed_run_that_slows_down_ends_in_time(taught, replies, tmp_path, monkeypatch):
+    Clock(0.1, 0.4, monkeypatch)
+    heard = []
+    config = replace(SHORT, steps=None, seconds=11.5)
+    trained = learn("early_exit", taught, replies, tmp_path, config, progress=heard.append)
+    assert any("time is over" in report.note for report in heard)
+    assert trained.figures["steps"] == 60
+    assert trained.figures["seconds"] < 11.5 + 10 * 0.4
 
 
 def test_the_learning_rate_rises_and_falls():
