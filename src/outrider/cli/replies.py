@@ -13,6 +13,7 @@ from outrider.cli.options import Json, Model, PromptFiles, Settings, takes
 from outrider.cli.render import notes, print_json, write
 from outrider.cli.session import fetch_if_missing, session
 from outrider.config import EngineConfig
+from outrider.errors import ConfigError
 from outrider.measure.prompts import read_prompts
 from outrider.training.reply_settings import ReplySettings
 
@@ -32,14 +33,20 @@ def replies(
         list[str] | None,
         typer.Option(metavar="FILE", help="JSON lines; may be repeated; left out, the target makes up its own."),
     ] = None,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(metavar="T=SHARE", help="Share of the replies at a temperature; may be repeated, such as 0=0.5."),
+    ] = None,
     rank: Annotated[int, typer.Option(metavar="N", help="Which of several processes that share the folder.")] = 0,
     world: Annotated[int, typer.Option(metavar="N", help="How many processes share the folder.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Let the target reply to prompts, or to its own, in large batches; what is finished survives a kill."""
+    shares = {"temperatures": tuple(_share(text) for text in share)} if share else {}
+    wanted = ReplySettings(**settings.replies, **shares)
     asked = read_all(prompts)
     with plain_engine(target, settings.engine) as llm:
-        found = generate(llm, asked, out, ReplySettings(**settings.replies), rank, world)
+        found = generate(llm, asked, out, wanted, rank, world)
     if as_json:
         print_json(found)
     else:
@@ -87,3 +94,11 @@ def generate(
             status.update(f"{progress.conversations} replies, {progress.reply_tokens} tokens, {rate:.0f} tokens/s")
 
         return generate_replies(llm, asked, out, settings, rank=rank, world=world, progress=tell)
+
+
+def _share(text: str) -> tuple[float, float]:
+    heat, _, share = text.partition("=")
+    try:
+        return float(heat), float(share)
+    except ValueError as error:
+        raise ConfigError(f"--share {text!r} is not T=SHARE: give two numbers, such as 0.7=0.3") from error
