@@ -37,12 +37,13 @@ DEFAULT_REPLY_TOKENS = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One call of `train`: what is made of which target, and where everything lies."""
+    """One call of `train`: what is made of which target, where everything lies, and on which device it is measured."""
 
     drafter: str
     target: str
     out: Path
     work: Path
+    device: str
 
     @property
     def candidate(self) -> Path:
@@ -51,7 +52,7 @@ class _Job:
 
     def settings(self, drafter: str) -> dict[str, Any]:
         named = {"drafter_model": str(self.candidate)} if drafter == self.drafter else {}
-        return {"drafter": drafter, "prefix_cache": False, **named}
+        return {"drafter": drafter, "device": self.device, "prefix_cache": False, **named}
 
 
 @takes(TrainConfig)
@@ -77,6 +78,9 @@ def train(
     start_from: Annotated[
         str | None, typer.Option(metavar="DIR", help="A trained drafter of the same kind to go on from.")
     ] = None,
+    measure_on: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Where the drafter is checked and timed: cpu, cuda or auto.")
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
     """Train a drafter on what the target itself says, check that it changes no text, and measure what it brings.
@@ -91,7 +95,7 @@ def train(
         given["seconds"] = DEFAULT_SECONDS
     config = TrainConfig(**given)
     sizes = dict(_size(text) for text in shape or [])
-    job = _Job(drafter, target, Path(out), Path(out).with_name(Path(out).name + ".work"))
+    job = _Job(drafter, target, Path(out), Path(out).with_name(Path(out).name + ".work"), measure_on)
     asked = read_all(prompts)
     fetch_if_missing(target)
     folders = [Path(folder) for folder in corpus] if corpus else [_replies(job, asked, reply_tokens)]
