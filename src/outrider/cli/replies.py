@@ -42,7 +42,7 @@ def replies(
     as_json: Json = False,
 ) -> None:
     """Let the target reply to prompts, or to its own, in large batches; what is finished survives a kill."""
-    shares = {"temperatures": tuple(_share(text) for text in share)} if share else {}
+    shares: dict[str, Any] = {"temperatures": tuple(_share(text) for text in share)} if share else {}
     wanted = ReplySettings(**settings.replies, **shares)
     asked = read_all(prompts)
     with plain_engine(target, settings.engine) as llm:
