@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -174,8 +175,9 @@ def _room() -> tempfile.TemporaryDirectory[str]:
 
 
 def folder(drafter: str, target: Any, seed: int = 0) -> str:
-    """One that is written once a process for targets of this name."""
-    path = Path(_room().name) / f"{target.name}-{drafter}-{seed}"
+    """One that is written once a process for targets of this shape."""
+    shape = hashlib.sha256(repr((files.describe_target(target), head_size(target))).encode()).hexdigest()[:16]
+    path = Path(_room().name) / f"{shape}-{drafter}-{seed}"
     return str(path if path.is_dir() else write(path, drafter, target, seed))
 
 

@@ -15,6 +15,7 @@ from tokenizers import pre_tokenizers
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, ModelError, RequestError
 from outrider.registry import DRAFTERS
+from tests import artefacts
 from tests.models.tiny import VOCAB, make_module, make_tokenizer
 from tests.models.tiny_gguf import write_model
 
@@ -79,7 +80,8 @@ def test_every_drafter_gives_the_plain_text(tmp_path, name: str, dtype: torch.dt
     assert plain.resolved.exactness == "seed"
     expected = [texts(plain, params) for params in PARAMS]
     for drafter in DRAFTERS:
-        llm = open_llm(model, drafter=drafter, device=device, depth=3, width=2, adaptive=False, self_test=False)
+        own = artefacts.settings(drafter, plain.engine.target)
+        llm = open_llm(model, drafter=drafter, device=device, depth=3, width=2, adaptive=False, self_test=False, **own)
         assert [texts(llm, params) for params in PARAMS] == expected, drafter
 
 

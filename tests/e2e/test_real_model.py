@@ -12,8 +12,10 @@ from scipy.stats import chi2_contingency
 
 from outrider import LLM, SamplingParams
 from outrider.errors import RequestError
-from outrider.registry import DRAFTERS
+from outrider.models.heads import files
+from outrider.registry import DRAFTERS, NEED_WEIGHTS
 from outrider.sampling.automaton import TokenAutomaton
+from tests import artefacts
 
 Open = Callable[..., LLM]
 
@@ -35,13 +37,30 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("drafter", list(DRAFTERS))
-@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+def weights_for(drafter: str, open_llm: Open) -> dict[str, str]:
+    """Random weights, where a drafter needs some and none came with the package."""
+    target = open_llm(drafter="none").engine.target
+    return {} if files.find(drafter, target) else artefacts.settings(drafter, target)
+
+
+CASES = [
+    pytest.param(
+        drafter,
+        fields,
+        id=f"{name}-{drafter}",
+        marks=[pytest.mark.slow] if drafter in NEED_WEIGHTS and name not in ("greedy", "nucleus") else [],
+    )
+    for drafter in DRAFTERS
+    for name, fields in FIELDS.items()
+]
+
+
+@pytest.mark.parametrize(("drafter", "fields"), CASES)
 def test_every_field_gives_the_same_text_with_every_drafter(open_llm: Open, drafter: str, fields: dict) -> None:
     """Alone and in a batch; ids, text, reason, logprobs and counts."""
     params = SamplingParams(**{"max_tokens": 28, "seed": 5, "logprobs": 2, **fields})
     plain = open_llm(drafter="none").generate(PROMPTS, params)
-    guessed = open_llm(drafter=drafter, depth=4, adaptive=False)
+    guessed = open_llm(drafter=drafter, depth=4, adaptive=False, **weights_for(drafter, open_llm))
     batch = guessed.generate(PROMPTS, params)
     alone = [guessed.generate(prompt, params)[0] for prompt in PROMPTS[:2]]
     # Penalties and noise may leave a lookup nothing to find; greedy text repeats itself soon enough.
@@ -195,6 +214,7 @@ def test_a_grammar_reaches_every_node(open_llm: Open) -> None:
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=0, automaton=automaton)
     for drafter in ("none", *DRAFTERS):
         settings = {} if drafter == "none" else {"depth": 4, "width": 2, "adaptive": False}
+        settings |= weights_for(drafter, open_llm)
         (result,) = open_llm(drafter=drafter, **settings).generate(PROMPTS[0], params)
         assert result.token_ids == (10, 11, 10, 11, 10, 11, end)
 
