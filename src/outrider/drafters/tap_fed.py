@@ -37,7 +37,8 @@ class _Pending:
     def take(self, count: int) -> Tensor:
         """The taps of the next `count` entries, which are done then: (count, W)."""
         taps = self.taps[0] if len(self.taps) == 1 else torch.cat(self.taps)
-        self.taps, self.num_rows = [taps[count:]], self.num_rows - count
+        # Few rows are left; a view of them would keep a whole pass alive.
+        self.taps, self.num_rows = [taps[count:].clone()], self.num_rows - count
         self.done += count
         return taps[:count]
 
