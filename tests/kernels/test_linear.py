@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from outrider.errors import KernelError
+from outrider.kernels.packing import quantise
 
 SHAPES = [(72, 96), (16, 32), (5, 64), (193, 320)]
 WIDTHS = [1, 2, 3, 7, 8, 9, 13, 17]
@@ -120,3 +121,34 @@ def test_what_cannot_be_packed_without_loss_is_refused(native):
 def test_four_bits_stay_four_bits(native):
     linear = native.pack_quantised("q4", *quantised("q4", (64, 320)))
     assert linear.nbytes == 64 * 320 * 5 // 8
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q4", "q8"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_some_rows_of_a_linear_are_those_rows_bit_for_bit(kernels, normal, shape, kind):
+    """Also with biases, in any order, across tiles of sixteen."""
+    bias = normal(shape[0])
+    if kind in ("q4", "q8"):
+        whole = kernels.pack_quantised(kind, *quantised(kind, shape), bias)
+    else:
+        whole = kernels.pack(normal(*shape).to(getattr(torch, kind)), bias)
+    ids = torch.randperm(shape[0], generator=torch.Generator().manual_seed(2))[: max(1, shape[0] * 2 // 3)]
+    some, x = whole.rows(ids), normal(3, shape[1])
+    assert (some.kind, some.out_features, some.in_features) == (kind, len(ids), shape[1])
+    if kernels.name == "native":
+        assert torch.equal(some(x), whole(x)[:, ids])
+    torch.testing.assert_close(some(x), whole(x)[:, ids])  # a library may sum other shapes in another order
+    assert torch.equal(some.lookup(torch.arange(len(ids))), whole.lookup(ids))
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("q8", 254), ("q4", 15)])
+def test_rounding_weights_errs_by_half_a_step(normal, kind, steps):
+    weight = normal(40, 96) * normal(40, 96).exp()
+    weight[3] = 0.0
+    groups = weight.unflatten(1, (-1, 32))
+    reach = 2 * groups.abs().amax(2) if kind == "q8" else groups.amax(2) - groups.amin(2)
+    error = (dequantised(*quantise(weight, kind)) - weight).abs().unflatten(1, (-1, 32)).amax(2)
+    # Scales and minima are halves: each is off by up to 2^-11 of itself, in every one of the steps.
+    assert (error <= reach * (0.5 / steps + 2**-11) + groups.abs().amax(2) * 2**-11 + 1e-6).all()
+    with pytest.raises(KernelError, match="whole groups of 32"):
+        quantise(normal(4, 40), kind)
