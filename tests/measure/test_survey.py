@@ -71,5 +71,7 @@ def test_speed_is_told_by_task_against_plain_runs_of_the_same_prompts():
 
 def test_tasks_come_from_the_file(tmp_path):
     file = tmp_path / "sets.jsonl"
-    file.write_text('{"turns": ["a"], "category": "roleplay"}\n{"turns": ["b"], "category": "rag"}\n{"question": "c"}\n')
+    file.write_text(
+        '{"turns": ["a"], "category": "roleplay"}\n{"turns": ["b"], "category": "rag"}\n{"question": "c"}\n'
+    )
     assert [(p.content, p.task) for p in read_prompts(file)] == [("a", "conversation"), ("b", "rag"), ("c", "sets")]
