@@ -164,3 +164,48 @@ def test_guesses_that_come_back_empty_count_as_guesses() -> None:
         control.learn(Record(1, 0, (done,), 1e-3 * wanted, FLAT[1], 0, 0))
     assert sum(asked[:10]) >= 5
     assert sum(asked[100:]) <= 40
+
+
+def test_cold_first_guesses_do_not_price_a_drafter() -> None:
+    """The first guess of a request comes after a whole prompt, and the first of all in cold code: neither is a price."""
+    control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
+    for number, seconds in enumerate((80e-3, 9e-3, 2e-3, 4e-3)):
+        control.learn(Record(5, 0, (RequestCycle(0, 4, 4, 3, asked=True),), seconds, FLAT[4], 0, 0))
+        assert control.cost.draft_level(False) == pytest.approx((0, 9e-3 / 4, 2e-3 / 4, 2e-3 / 4)[number])
+    known = control.cost.draft_level(False)
+    control.learn(Record(5, 0, (RequestCycle(1, 4, 4, 3, asked=True),), 80e-3, FLAT[4], 0, 0))
+    assert control.cost.draft_level(False) == known
+    control.learn(Record(5, 0, (RequestCycle(1, 4, 4, 3, asked=True),), 80e-3, FLAT[4], 0, 0))
+    assert known < control.cost.draft_level(False) < 1.06 * known
+
+
+def test_what_slows_one_width_slows_all() -> None:
+    """A machine that becomes slower does not make wide passes look cheap, though only narrow ones are seen."""
+    cost = PassCost(STEEP)
+    for _ in range(400):
+        cost.learn_pass(1, 1.5 * STEEP[1])
+    assert cost.seconds(1) == pytest.approx(1.5 * STEEP[1], rel=0.01)
+    assert cost.seconds(2) - cost.seconds(1) > STEEP[2] - STEEP[1]
+
+
+@pytest.mark.parametrize("grade", [None, 1, 4])
+@pytest.mark.parametrize(("table", "level"), [(FLAT, 1e-3), (FLAT, 8e-3), (STEEP, 0.3e-3)])
+def test_a_useless_drafter_costs_at_most_two_in_a_hundred(
+    table: dict[int, float], level: float, grade: int | None
+) -> None:
+    """Its guesses are never right, and the first one of every request must catch up with a prompt."""
+    control, truth = Control(PassCost(table), depth=None, width=4, ranks=True), PassCost(table)
+    spent = tokens = 0.0
+    for number in range(12):
+        request = Request(number, (1,), SamplingParams(), 0, limit=10**6)
+        for cycle in range(160):
+            budget = control.budget([request], {number: grade}).get(number)
+            depth = min(budget.depth, 3) if budget else 0
+            draft = depth * level + (2 * level if depth and not cycle else 0.0)
+            verify = truth.seconds(1 + depth)
+            spent += draft + verify
+            tokens += 1
+            done = RequestCycle(number, depth, depth, 1, grade, asked=depth > 0)
+            control.learn(Record(1 + depth, 0, (done,), draft, verify, 0, 0))
+        control.forget(request)
+    assert tokens * table[1] / spent >= 0.98

@@ -11,6 +11,12 @@ PATIENCE = 1.5
 """Seconds that measuring may take before it stops at the width it has reached."""
 REFINE = 0.05
 """Weight of one new measurement: a busy machine must not swing the table."""
+SHARED = 0.75
+"""Share of a change that is taken for the machine's, or the context's, and so for that of every width."""
+OUTLIER = 2.0
+"""What took longer than so many times the expected counts as that."""
+COLD = 3
+"""First measurements of a drafter, of which the least counts: code and caches are cold."""
 
 
 class PassCost:
@@ -20,6 +26,7 @@ class PassCost:
         self._widths = sorted(seconds)
         self._seconds = [seconds[width] for width in self._widths]
         self._draft_levels = [0.0, 0.0]
+        self._num_drafts = [0, 0]
 
     @classmethod
     def measure(
@@ -58,19 +65,30 @@ class PassCost:
         return {width: self.seconds(width) for width in self._widths}
 
     def learn_pass(self, rows: int, seconds: float) -> None:
-        """Refine the entry of exactly this width; outliers are cut at twice the entry."""
-        index = bisect_left(self._widths, rows)
-        if index < len(self._widths) and self._widths[index] == rows:
-            old = self._seconds[index]
-            self._seconds[index] += REFINE * (min(seconds, 2 * old) - old)
+        """Refine the entry of exactly this width, and with a part of the change the others, since what slows a machine
+        slows every width; outliers are cut.
+        """
+        expected = self.seconds(rows)
+        for index, width in enumerate(self._widths):
+            old, weight = (self._seconds[index], REFINE) if width == rows else (expected, REFINE * SHARED)
+            self._seconds[index] *= 1 + weight * (min(seconds / old, OUTLIER) - 1)
 
     def draft_level(self, graded: bool) -> float:
-        """Expected seconds of one level: a cascade's graded guesses come from its cheap drafter, the others from the
-        dear one, so that each kind has its own price.
+        """Expected seconds of one level, 0 before any is known: a cascade's graded guesses come from its cheap drafter,
+        the others from the dear one, so that each kind has its own price.
         """
         return self._draft_levels[graded]
 
-    def learn_draft(self, levels: int, seconds: float, graded: bool) -> None:
-        """Refine the seconds of one level of drafting."""
-        old = self._draft_levels[graded]
-        self._draft_levels[graded] += (REFINE if old else 1.0) * (seconds / levels - old)
+    def learn_draft(self, levels: int, seconds: float, graded: bool, lagged: bool = False) -> None:
+        """Refine the seconds of one level of drafting; outliers are cut.
+
+        lagged: the drafter had text to catch up with, so that the seconds are no more than a bound from above.
+        """
+        old, new = self._draft_levels[graded], seconds / levels
+        if lagged:
+            new = min(new, old)
+        elif self._num_drafts[graded] < COLD:
+            self._num_drafts[graded] += 1
+            self._draft_levels[graded] = new if self._num_drafts[graded] == 1 else min(old, new)
+            return
+        self._draft_levels[graded] += REFINE * (min(new, OUTLIER * old) - old)

@@ -25,6 +25,8 @@ DEEPEST = 16
 PROBE_SHARE = 0.015
 """Share of the time that may go into finding out, while guessing does not pay, whether a text has changed."""
 PROBE_DEPTH = 3
+LAG = 8
+"""Tokens with which a drafter's own stack catches up at no price worth naming."""
 ADVANTAGE = 1.02
 """Guessing must promise this much more than plain decoding: a promise is noisier than plain decoding's price."""
 FREE = 1.02
@@ -100,22 +102,24 @@ class Control:
     def learn(self, record: Record) -> None:
         """Take in what a pass did and what it cost."""
         deepest: dict[bool, int] = {}
+        lagged = False
         for cycle in record.cycles if self.depth else ():
             accepted = cycle.delivered - 1
             asked = cycle.asked or cycle.depth > 0
             self.acceptance.learn(cycle.request_id, cycle.depth, accepted, cycle.grade)
             if asked and cycle.grade is None:  # an empty tree, too, cost the level that found nothing worth its price
                 self.shapes.learn(cycle.request_id, accepted, cycle.drafted, max(1, cycle.depth))
-            plain = self._plain_cycles.get(cycle.request_id, 0)
-            self._plain_cycles[cycle.request_id] = 0 if asked else plain + 1
+            plain = self._plain_cycles.get(cycle.request_id)
+            self._plain_cycles[cycle.request_id] = 0 if asked else (plain or 0) + 1
             if asked:
+                lagged = lagged or plain is None or plain > LAG  # a prompt, or what was said since, came first
                 graded = cycle.grade is not None
                 deepest[graded] = max(deepest.get(graded, 1), cycle.depth)
         if not record.prefill_rows:
             self.cost.learn_pass(record.rows, record.seconds_verify)
         if len(deepest) == 1:  # where both kinds were drafted, nobody knows whose the seconds are
             ((graded, levels),) = deepest.items()
-            self.cost.learn_draft(levels, record.seconds_draft, graded)
+            self.cost.learn_draft(levels, record.seconds_draft, graded, lagged)
 
     def forget(self, request: Request) -> None:
         self.acceptance.forget(request.id)
