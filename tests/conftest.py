@@ -1,8 +1,21 @@
-"""What holds for every test: nothing is asked of a model hub."""
+"""What holds for every test: nothing is asked of a model hub, and one thread serves."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
+
 # Set before Transformers is imported anywhere: a test must not depend on what a hub answers today.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Tests run side by side, a process a core; waking a second thread for tiny models costs more than it brings.
+
+    The kernels' own tests name their threads.
+    """
+    import torch
+
+    torch.set_num_threads(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from outrider import LLM, SamplingParams
 from outrider.errors import RequestError
@@ -14,7 +13,6 @@ MOST = 3
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("tiny")
     make_module("llama").save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)

@@ -31,15 +31,6 @@ NAMES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tiny models: waking a second thread costs more than it brings."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def save(folder: Path, name: str = "llama", dtype: torch.dtype = torch.float32, vocab: int = VOCAB, **settings) -> str:
     """A folder with random weights and a tokenizer of `vocab` words."""
     make_module(name, dtype, **settings).save_pretrained(folder)

@@ -13,10 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 VOCAB = 64
 END = 2
 PROMPT, REPLY = 6, 40
+STEPS = 150
 
 
 def make_target(seed: int = 0, **settings: Any) -> Any:
-    """A five-layer Llama after a few hundred steps on texts in which two tokens mostly decide the next."""
+    """A five-layer Llama after some steps on texts in which two tokens mostly decide the next."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -30,13 +31,13 @@ def make_target(seed: int = 0, **settings: Any) -> Any:
         **settings,
     )
     module = LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     rng = np.random.default_rng(seed)
     successors = rng.integers(3, VOCAB, size=(8, VOCAB))
-    for done in range(250):
+    for done in range(STEPS):
         for group in optimizer.param_groups:
-            group["lr"] = 5e-3 * (1 - done / 250)
-        tokens = torch.from_numpy(_texts(rng, successors, 32, PROMPT + REPLY))
+            group["lr"] = 1e-2 * (1 - done / STEPS)
+        tokens = torch.from_numpy(_texts(rng, successors, 16, PROMPT + REPLY))
         module(input_ids=tokens, labels=tokens).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

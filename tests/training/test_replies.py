@@ -38,7 +38,6 @@ PROMPTS = [Asked(f"w{10 + i} w{20 + i}") for i in range(12)]
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("tiny")
     make_module("llama", max_position_embeddings=400).save_pretrained(folder)
     tokenizer = make_tokenizer()
