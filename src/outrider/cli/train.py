@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import shlex
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.options import Json, PromptFiles, Settings, takes
+from outrider.cli.provenance import provenance
 from outrider.cli.render import notes, print_json, write
 from outrider.cli.replies import generate, plain_engine, read_all
 from outrider.cli.session import fetch_if_missing
@@ -37,18 +34,21 @@ DEFAULT_REPLY_TOKENS = 20_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One call of `train`: what is made of which target, where everything lies, and on which device it is measured."""
+    """One call of `train`: what is made of which target, where it goes, and on which device it is measured."""
 
     drafter: str
     target: str
     out: Path
-    work: Path
     device: str
 
     @property
     def candidate(self) -> Path:
         """The drafter as it is now, for the engine to serve."""
         return self.work / "candidate"
+
+    @property
+    def work(self) -> Path:
+        return self.out.with_name(self.out.name + ".work")
 
     def settings(self, drafter: str) -> dict[str, Any]:
         named = {"drafter_model": str(self.candidate)} if drafter == self.drafter else {}
@@ -95,31 +95,51 @@ def train(
         given["seconds"] = DEFAULT_SECONDS
     config = TrainConfig(**given)
     sizes = dict(_size(text) for text in shape or [])
-    job = _Job(drafter, target, Path(out), Path(out).with_name(Path(out).name + ".work"), measure_on)
+    if prompts and corpus:
+        raise ConfigError("prompts are for replies that are yet to be made: leave out prompts, or corpus")
+    job = _Job(drafter, target, _place(out), measure_on)
     asked = read_all(prompts)
+    wanted = ReplySettings(num_tokens=reply_tokens)
+    _refuse_early(job, sizes, start_from)
     fetch_if_missing(target)
-    folders = [Path(folder) for folder in corpus] if corpus else [_replies(job, asked, reply_tokens)]
-    provenance = _train(job, folders, config, sizes, start_from)
-    if provenance is None:  # another process of the same run tells
+    folders = [Path(folder) for folder in corpus] if corpus else [_replies(job, asked, wanted)]
+    told = _train(job, folders, config, sizes, start_from)
+    if told is None:  # another process of the same run tells
         return
     if as_json:
-        print_json(provenance)
+        print_json(told)
     else:
-        seen = provenance["figures"]
+        seen = told["figures"]
         write(
             f"{out}: tau {seen['served']['tau']:.2f} at depth {SERVED_DEPTH}, "
             f"{seen['speed']['ratio_to_plain']:.2f}x plain decoding, {seen['check']['differing']} texts differ\n"
         )
 
 
-def _replies(job: _Job, asked: list[Any] | None, tokens: int) -> Path:
+def _refuse_early(job: _Job, sizes: Mapping[str, Any], start_from: str | None) -> None:
+    """What would end the run only after hours of replies and training.
+
+    Raises:
+        OutriderError: for a device that is not here, a size that this drafter has not, or nothing to begin with.
+    """
+    from outrider.models.heads import files
+    from outrider.models.loader import resolve_device
+    from outrider.training.base import refuse_unknown
+
+    resolve_device(job.device)
+    refuse_unknown(TRAINED[job.drafter], sizes)
+    if start_from is not None:
+        files.read(files.locate(start_from), job.drafter)
+
+
+def _replies(job: _Job, asked: list[Any] | None, settings: ReplySettings) -> Path:
     """The corpus of this run, made by all its processes together; whole already where the run goes on."""
     from outrider.training.processes import rank_and_world, wait_for_all
 
     folder = job.work / "corpus"
     rank, world = rank_and_world()
     with plain_engine(job.target, {}) as llm:
-        generate(llm, asked, folder, ReplySettings(num_tokens=tokens), rank, world)
+        generate(llm, asked, folder, settings, rank, world)
     wait_for_all()
     return folder
 
@@ -133,10 +153,18 @@ def _train(
     from outrider.training.corpus import Corpus
     from outrider.training.loop import train as run
     from outrider.training.processes import rank_and_world
+    from outrider.training.shards import combined
 
     console = notes()
+    data = combined(folders)
     engine_target = load(job.target, self_test=False)
     described = files.describe_target(engine_target)
+    for made in data["settings"]:
+        if made.get("vocabulary_sha256", described["vocabulary_sha256"]) != described["vocabulary_sha256"]:
+            raise TrainingError(
+                f"the corpus was made by {made['model']}, whose ids mean something else than those of {job.target}: "
+                "make replies with the target itself"
+            )
     initial = None
     if start_from is not None:
         artefact = files.read(files.locate(start_from), job.drafter)
@@ -146,7 +174,7 @@ def _train(
     held_out = [Prompt(f"held-out:{i}", ids) for i, ids in enumerate(found.held_out_prompts(config.held_out, 16))]
 
     def serve(trained: Any) -> dict[str, Any]:
-        _write(job, described, trained, {})
+        _write(job.candidate, *_parts(job, described, trained), {}, "")
         return _served(job, held_out)
 
     def tell(report: Any) -> None:
@@ -169,10 +197,10 @@ def _train(
     )
     if rank_and_world()[0]:
         return None
-    _write(job, described, trained, {})
-    provenance = _provenance(job, described, folders, trained, _proof(job, held_out))
-    files.write(job.out, *_parts(job, described, trained), provenance, card(provenance))
-    return provenance
+    _write(job.candidate, *_parts(job, described, trained), {}, "")
+    told = provenance(job.drafter, described, data, trained, _proof(job, held_out))
+    _write(job.out, *_parts(job, described, trained), told, card(told))
+    return told
 
 
 def _parts(job: _Job, described: Mapping[str, Any], trained: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -180,8 +208,8 @@ def _parts(job: _Job, described: Mapping[str, Any], trained: Any) -> tuple[dict[
     return {"drafter": job.drafter, "target": dict(described), **trained.settings}, trained.tensors
 
 
-def _write(job: _Job, described: Mapping[str, Any], trained: Any, provenance: Mapping[str, Any]) -> None:
-    """Put the drafter where the engine can serve it.
+def _write(folder: Path, *parts: Any) -> None:
+    """Write a drafter, whole; `parts` as `files.write` takes them.
 
     Raises:
         TrainingError: if the disk is full; checkpoints and data stay.
@@ -189,10 +217,10 @@ def _write(job: _Job, described: Mapping[str, Any], trained: Any, provenance: Ma
     from outrider.models.heads import files
 
     try:
-        files.write(job.candidate, *_parts(job, described, trained), provenance, "")
+        files.write(folder, *parts)
     except OSError as error:
         raise TrainingError(
-            f"{job.candidate} cannot be written ({error.strerror}): make room and run the same command again"
+            f"{folder} cannot be written ({error.strerror}): make room and run the same command again"
         ) from error
 
 
@@ -206,6 +234,8 @@ def _served(job: _Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
         params = SamplingParams(max_tokens=SERVED_TOKENS, seed=0)
         tally = Tally()
         for result in llm.generate([prompt.content for prompt in prompts], params):
+            if result.error is not None:
+                raise TrainingError(f"the new drafter cannot be measured: {result.error}")
             tally.add(result.tally)
     finally:
         llm.close()
@@ -246,47 +276,24 @@ def _proof(job: _Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
     return {"served": served, "check": checked, "speed": {**speed, "device": device}}
 
 
-def _provenance(
-    job: _Job, described: Mapping[str, Any], folders: Sequence[Path], trained: Any, figures: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Where the drafter comes from, and what it was seen to do."""
-    import torch
+def _place(out: str) -> Path:
+    """The folder to be written; a link stays and leads to it.
 
-    from outrider.engine.resolve import versions
-    from outrider.training.shards import combined
+    Raises:
+        ConfigError: if something is there that would be lost.
+    """
+    from outrider.models.heads.files import may_be_written
 
-    on_gpu = torch.cuda.is_available()
-    return {
-        "drafter": job.drafter,
-        "target": dict(described),
-        "command": shlex.join(["outrider", *sys.argv[1:]]),
-        "commit": _commit(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
-        "versions": versions(),
-        "data": combined(folders),
-        "training": trained.figures,
-        "figures": dict(figures),
-        "curve": trained.curve,
-    }
-
-
-def _commit() -> str:
-    """The checkout's commit, where there is one."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found.stdout.strip()
+    folder = Path(out).expanduser().resolve()
+    if not out or not folder.name or not may_be_written(folder):
+        raise ConfigError(f"out={out!r} is not free: name a new folder, or a trained drafter that is to be replaced")
+    return folder
 
 
 def _size(text: str) -> tuple[str, int]:
     name, equals, value = text.partition("=")
-    if not (equals and value.isdigit()):
-        raise ConfigError(f"--shape {text!r} is not NAME=N: give a size and a whole number, such as num_layers=3")
+    if not (equals and value.isascii() and value.isdigit() and int(value)):
+        raise ConfigError(
+            f"--shape {text!r} is not NAME=N: give a size and a whole number above 0, such as num_layers=3"
+        )
     return name, int(value)

@@ -123,6 +123,18 @@ class DraftModule(nn.Module, ABC):
         }
 
 
+def refuse_unknown(kind: type[DraftModule], settings: Mapping[str, Any]) -> None:
+    """Hold the sizes that were given against those that a kind has.
+
+    Raises:
+        ConfigError: for one that it has not.
+    """
+    known = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", "shape", "kept_ids")]
+    problem = unknown("setting", settings, known)
+    if problem:
+        raise ConfigError(problem)
+
+
 def build(
     kind: type[DraftModule],
     module: Any,
@@ -135,10 +147,7 @@ def build(
     Raises:
         ConfigError: for a setting that this kind does not have. TrainingError: for tensors of other sizes.
     """
-    known = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", "shape", "kept_ids")]
-    problem = unknown("setting", settings, known)
-    if problem:
-        raise ConfigError(problem)
+    refuse_unknown(kind, settings)
     made = kind.initialise(module, kept_ids, **settings)
     if initial is not None:
         try:

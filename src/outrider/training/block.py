@@ -109,7 +109,9 @@ class Block(DraftModule):
         """
         shape = Shape.of(module)
         if shape.rotary_tables(module) is None:
-            raise ModelError(f"{module.config.model_type} has no rotary positions: train medusa or small_model instead")
+            raise ModelError(
+                f"{module.config.model_type} has no one table of rotary positions: train medusa or small_model instead"
+            )
         made = cls(shape, kept_ids, **settings).to(module.device)
         with torch.no_grad():
             made.final_norm.weight.copy_(final_norm(module))

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError
+from torch import Tensor
 
 from outrider.errors import TrainingError
 
 _IDENTITY = "run.json"
 _UNFINISHED = "unfinished"
+_SAMPLE = 16
+"""Numbers of each tensor that tell one model from another."""
+
+
+def fingerprint(tensors: Iterable[Tensor]) -> str:
+    """Tells weights apart by the first numbers of every tensor, in bfloat16: the same on every device."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        start = tensor.detach().flatten()[:_SAMPLE].to(torch.bfloat16)
+        digest.update(start.view(torch.int16).cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(slots=True)
@@ -74,7 +89,7 @@ class Checkpoints:
                     "with it, or another folder"
                 )
             self._accelerator.load_state(str(found[-1]))
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError, LookupError, EOFError, pickle.PickleError) as error:
             raise TrainingError(f"the checkpoint {found[-1]} is damaged ({error}): delete it to begin anew") from error
         return True
 

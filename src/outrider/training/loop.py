@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from outrider.models.checks import first_line
 from outrider.registry import TRAINED
 from outrider.training import vocabulary
 from outrider.training.base import DraftModule, build
-from outrider.training.checkpoint import Checkpoints, State
+from outrider.training.checkpoint import Checkpoints, State, fingerprint
 from outrider.training.corpus import Batch, Corpus
 from outrider.training.harvest import Features, Harvester
 from outrider.training.losses import Arithmetic
@@ -115,7 +116,7 @@ class _Run:
         self.model, self.optimizer = self.accelerator.prepare(self.bare, optimizer)
         self.peak = config.learning_rate or kind.learning_rate
         self.state = State(horizon=config.steps)
-        self.checkpoints = Checkpoints(work, self.accelerator, self.state, self._identity(settings))
+        self.checkpoints = Checkpoints(work, self.accelerator, self.state, self._identity(settings, initial))
 
     def run(self) -> Trained:
         resumed = self.checkpoints.resume()
@@ -220,17 +221,20 @@ class _Run:
 
     def _report(self, window: Window) -> None:
         figures = window.figures(self.accelerator.num_processes)
-        if not math.isfinite(figures["loss"]):
-            raise NumericsError(
-                f"the loss became {figures['loss']} by step {self.state.done}: lower the learning rate and go on from "
-                "the last checkpoint"
-            )
+        self._refuse_no_number(figures)
         figures["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         self._tell("train", figures)
         late = self.config.seconds is not None and self._seconds() > self.config.seconds
         if self._agreed(late) and self.state.horizon is not None and self.state.done < self.state.horizon:
             self.state.horizon = self.state.done
             self._tell("note", note="the time is over before the planned number of steps: training ends here")
+
+    def _refuse_no_number(self, figures: Mapping[str, Any]) -> None:
+        if not math.isfinite(figures["loss"]):
+            raise NumericsError(
+                f"the loss became {figures['loss']} by step {self.state.done}: lower the learning rate and begin anew "
+                "in another folder"
+            )
 
     def _tell(self, event: str, figures: Mapping[str, Any] | None = None, note: str = "") -> None:
         report = Report(event, self.state.done, self.state.horizon, self._seconds(), figures or {}, note)
@@ -281,6 +285,7 @@ class _Run:
 
     def _finish(self) -> Trained:
         held_out = self._evaluate()
+        self._refuse_no_number(held_out)
         self._tell("held_out", held_out)
         self.bare.settle(self._held_out_batches(0, 1))
         self._save()
@@ -298,8 +303,12 @@ class _Run:
         }
         return Trained(self.drafter, self.bare.settings(), self.bare.tensors(), figures, list(self.state.curve))
 
-    def _identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _identity(self, settings: Mapping[str, Any], initial: Mapping[str, Tensor] | None) -> dict[str, Any]:
         """Everything that decides which weights come out."""
         config = {name: value for name, value in asdict(self.config).items() if name not in _FREE_TO_CHANGE}
-        data = {"conversations": len(self.corpus), "corpus_tokens": int(self.corpus.lengths.sum())}
-        return {"drafter": self.drafter, **config, **data, "settings": dict(settings)}
+        made = {
+            "target": fingerprint(self.harvester.module.parameters()),
+            "corpus": blake2b(self.corpus.tokens.tobytes(), digest_size=8).hexdigest(),
+            "start_from": None if initial is None else fingerprint(initial[name] for name in sorted(initial)),
+        }
+        return {"drafter": self.drafter, **config, **made, "shape": dict(settings)}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ConfigError
+from outrider.models.heads.files import vocabulary_digest
 from outrider.training.turns import Messages, bits_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ def describe(llm: LLM, asked: list[str | Messages] | None, settings: ReplySettin
     }
     prompts = None if asked is None else f"{bits_of(json.dumps(asked)):016x}"
     resolved = llm.resolved
-    described = {"model": resolved.model, "dtype": resolved.dtype, "prompts": prompts, **kept}
+    vocabulary = vocabulary_digest(llm.engine.target)
+    made_by = {"model": resolved.model, "dtype": resolved.dtype, "vocabulary_sha256": vocabulary}
+    described = {**made_by, "prompts": prompts, **kept}
     plain: dict[str, Any] = json.loads(json.dumps(described))  # tuples as lists, as they are read back
     return plain
 

@@ -57,7 +57,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
-            raise ConfigError("a training run needs an end: give either steps or seconds")
+            raise ConfigError("a training run needs one end: give either steps or seconds, not both")
         for name in ("steps", "batch_tokens", "accumulate", "vocabulary", "max_length", "evaluation_tokens", "chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -65,6 +65,16 @@ class TrainConfig:
         for name in ("log_every", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is out of range: give a number of steps, at least 1")
+        for name in ("seed", "measure_every"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is out of range: give a whole number of at least 0")
+        for name in ("seconds", "learning_rate", "clip", "checkpoint_seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name}={value!r} is out of range: give a number above 0")
+        for name in ("weight_decay", "final_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is out of range: give a number in 0 .. 1")
         if self.loss not in LOSSES:
             raise ConfigError(f"loss={self.loss!r} is unknown: choose one of {', '.join(LOSSES)}")
         if not 0 < self.held_out < 1 or not 0 <= self.warmup < 1:

@@ -176,11 +176,11 @@ def combined(folders: Sequence[Path]) -> dict[str, Any]:
     for folder in folders:
         try:
             found = json.loads((folder / SUMMARY).read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{folder} has no {SUMMARY}: make it with `outrider replies`") from error
-        digest.update(found.pop("sha256").encode())
-        settings.append(found.pop("settings"))
-        found.pop("format")
+            digest.update(found.pop("sha256").encode())
+            settings.append(found.pop("settings"))
+            found.pop("format")
+        except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{folder} has no {SUMMARY} that can be read: run `outrider replies` again") from error
         _pool(totals, found)
     return {"settings": settings, **totals, "sha256": digest.hexdigest()}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -25,6 +27,8 @@ FORMAT = 1
 SHARD_BYTES = 16 * 2**20
 """Most bytes of one file; what does not fit is cut by rows into `name.part0`, `name.part1`, ..."""
 _CONFIG, _INDEX, _WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
+_OWN = (_CONFIG, "provenance.json", "README.md", "model*.safetensors", _INDEX)
+"""Names of all files of an artefact."""
 _HEADER_BYTES = 64 * 2**10
 """Room for a shard's own header."""
 
@@ -56,7 +60,7 @@ def trained(name: str) -> Path | None:
 
     None for anything else, such as a folder that holds a model of Transformers.
     """
-    folders = (Path(name).expanduser(), *(root / name for root in _roots()))
+    folders = (Path(os.path.expanduser(name)), *(root / name for root in _roots()))  # `~nobody` stays as it is
     return next((folder for folder in folders if "drafter" in _described(folder)), None)
 
 
@@ -138,6 +142,13 @@ def read(folder: Path, drafter: str | None = None) -> Artefact:
     return Artefact(config, _joined(parts))
 
 
+def may_be_written(folder: Path) -> bool:
+    """Whether nothing would be lost there: it is new, empty, or holds a trained drafter and nothing else."""
+    if not folder.exists():
+        return not folder.is_symlink()
+    return folder.is_dir() and all(any(path.match(own) for own in _OWN) for path in folder.iterdir())
+
+
 def write(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], provenance: Mapping[str, Any], card: str
 ) -> None:
@@ -147,8 +158,10 @@ def write(
         config: without "format", which is added here. tensors: stored in the type they have.
 
     Raises:
-        OSError: if the disk is full or may not be written; nothing of the new one is left then.
+        OSError: if the disk is full or may not be written, or `may_be_written` says no; nothing of the new one is left.
     """
+    if not may_be_written(folder):
+        raise FileExistsError(errno.EEXIST, "something else than a trained drafter is there", str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     fresh.mkdir()
@@ -160,6 +173,8 @@ def write(
         for file in fresh.iterdir():
             file.chmod(0o644)  # safetensors makes its files for their owner alone
         _exchange(fresh, folder)
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(folder)) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -181,7 +196,7 @@ def _exchange(fresh: Path, folder: Path) -> None:
 
 def describe_target(target: Target) -> dict[str, Any]:
     """What binds a drafter to its target: sizes, and a digest of what every id means."""
-    return {**_sizes(target), "vocabulary_sha256": _vocabulary_digest(target)}
+    return {**_sizes(target), "vocabulary_sha256": vocabulary_digest(target)}
 
 
 def check_target(artefact: Artefact, target: Target) -> None:
@@ -205,7 +220,7 @@ def _differences(described: Mapping[str, Any], target: Target) -> list[str]:
         for key, value in sizes.items()
         if key != "name" and described.get(key) != value
     ]
-    if not found and described.get("vocabulary_sha256") != _vocabulary_digest(target):
+    if not found and described.get("vocabulary_sha256") != vocabulary_digest(target):
         found.append("its tokenizer gives ids another meaning")
     return found
 
@@ -225,7 +240,8 @@ def _name(target: Target) -> str:
     return Path(target.name).name if Path(target.name).is_absolute() else target.name
 
 
-def _vocabulary_digest(target: Target) -> str:
+def vocabulary_digest(target: Target) -> str:
+    """Of what every id means: models that share it can learn from each other's texts."""
     words = sorted((token, word) for word, token in target.tokenizer.get_vocab().items() if token < target.vocab_size)
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 

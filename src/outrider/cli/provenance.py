@@ -1,0 +1,49 @@
+"""Where a trained drafter comes from: the command, the commit, the versions, the data, and what it was seen to do."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def provenance(
+    drafter: str, described: Mapping[str, Any], data: Mapping[str, Any], trained: Any, figures: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Where the drafter comes from, and what it was seen to do."""
+    import torch
+
+    from outrider.engine.resolve import versions
+
+    on_gpu = torch.cuda.is_available()
+    return {
+        "drafter": drafter,
+        "target": dict(described),
+        "command": shlex.join(["outrider", *sys.argv[1:]]),
+        "commit": _commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
+        "versions": versions(),
+        "data": dict(data),
+        "training": trained.figures,
+        "figures": dict(figures),
+        "curve": trained.curve,
+    }
+
+
+def _commit() -> str:
+    """The checkout's commit, where there is one."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
