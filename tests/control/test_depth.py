@@ -167,7 +167,7 @@ def test_guesses_that_come_back_empty_count_as_guesses() -> None:
 
 
 def test_cold_first_guesses_do_not_price_a_drafter() -> None:
-    """The first guess of a request comes after a whole prompt, and the first of all in cold code: neither is a price."""
+    """The first guess of a request comes after a whole prompt, the first of all in cold code: neither is a price."""
     control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
     for number, seconds in enumerate((80e-3, 9e-3, 2e-3, 4e-3)):
         control.learn(Record(5, 0, (RequestCycle(0, 4, 4, 3, asked=True),), seconds, FLAT[4], 0, 0))

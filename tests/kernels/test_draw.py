@@ -94,3 +94,40 @@ def test_a_logit_too_low_to_win_without_noise_wins_with_it(kernels):
     drawn = kernels.draw(logits, torch.ones(rows), seeds, torch.zeros_like(positions), positions)
     share = float(drawn.double().mean())
     assert abs(share - 0.25) < 4 * (0.25 * 0.75 / rows) ** 0.5
+
+
+@pytest.mark.parametrize(("vocab", "kept"), [(1, None), (63, None), (5000, None), (9001, 3000), (300, 1)])
+def test_ranks_by_the_scores_that_a_draw_compares(kernels, vocab, kept):
+    """The best columns by definition, in float64, cold and warm rows in one call; and the mass of the cold ones."""
+    logits, seeds, samples, positions = keyed(vocab)
+    ids = None if kept is None else torch.randperm(vocab, generator=torch.Generator().manual_seed(1))[:kept].sort()[0]
+    logits = logits if ids is None else logits[:, :kept].contiguous()
+    warm = torch.tensor([0.0, 1.0, 0.6, 0.0, 1e-4, 2.0])
+    scores, columns, masses = kernels.rank(logits, 4, warm, seeds, samples, positions, ids)
+    g = noise.gumbel(seeds, samples, positions, vocab)
+    for row in range(ROWS):
+        values = logits[row].double()
+        if warm[row]:
+            values = values / warm[row].double() + (g[row] if ids is None else g[row, ids])
+        best = sorted(range(len(values)), key=lambda column, values=values: (-values[column], column))[:4]
+        assert columns[row].tolist() == best
+        torch.testing.assert_close(scores[row], values[best], atol=1e-9, rtol=1e-11)
+        if not warm[row]:
+            assert float(masses[row]) == pytest.approx(float(torch.logsumexp(values, 0)), abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ranks_nothing_that_cannot_be_drawn(kernels, temperature):
+    logits, seeds, samples, positions = keyed(5000)
+    logits[0] = -torch.inf
+    logits[1] = -torch.inf
+    logits[1, [70, 4321]] = torch.tensor([-7.0, 60.0])
+    logits[2, 4999] = torch.nan
+    _, columns, _ = kernels.rank(logits, 3, torch.full((ROWS,), temperature), seeds, samples, positions)
+    assert columns[0].tolist() == columns[2].tolist() == [-1, -1, -1]
+    assert columns[1].tolist() == [4321, 70, -1]
+    assert (columns[3:] >= 0).all(), "neighbours are unchanged"
+    tied = torch.zeros(1, 5000)
+    tied[0, [9, 2047, 2048, 4990]] = 1.0
+    zero = torch.zeros(1, dtype=torch.int32)
+    assert kernels.rank(tied, 4, torch.zeros(1), zero.long(), zero, zero)[1].tolist() == [[9, 2047, 2048, 4990]]

@@ -85,14 +85,7 @@ class Candidates:
         if self._kept is not None and any(place.context.temperature for place in places):
             return self.best(logits, places, 1)
         logits = self._warped(logits, places)
-        device = logits.device
-        columns: list[int] = self._kernels.draw(
-            logits,
-            torch.tensor([place.context.temperature for place in places], dtype=torch.float32, device=device),
-            torch.tensor([place.context.seed_bits for place in places], dtype=torch.int64, device=device),
-            torch.tensor([place.context.request.sample for place in places], dtype=torch.int32, device=device),
-            torch.tensor([place.position for place in places], dtype=torch.int32, device=device),
-        ).tolist()
+        columns: list[int] = self._kernels.draw(logits, *_keys(places, logits.device)).tolist()
         return [[Candidate(self._token(column))] if column >= 0 else [] for column in columns]
 
     def best(
@@ -104,15 +97,16 @@ class Candidates:
         law get none. trust: a factor of each row's priors, from a drafter that doubts itself.
         """
         logits = self._warped(logits, places)
-        found: list[list[Candidate]] = [[] for _ in places]
-        cold = [i for i, place in enumerate(places) if not place.context.temperature]
-        hot = [i for i, place in enumerate(places) if place.context.temperature]
-        for rows, rank in ((cold, self._by_chance), (hot, self._by_gap)):
-            if rows:
-                part = logits if len(rows) == len(places) else logits[rows]
-                doubts = [1.0] * len(rows) if trust is None else [trust[i] for i in rows]
-                for i, candidates in zip(rows, rank(part, [places[i] for i in rows], width, doubts), strict=True):
-                    found[i] = candidates
+        # One more than wanted: a leader's lead is the evidence.
+        ranked = self._kernels.rank(logits, width + 1, *_keys(places, logits.device), self._ids_on(logits.device))
+        scores, columns, masses = (found.tolist() for found in ranked)
+        found = []
+        for index, place in enumerate(places):
+            weigh = self._by_gap if place.context.temperature else self._by_chance
+            doubt = 1.0 if trust is None else trust[index]
+            depth = len(place.path) + 1
+            ranks = [(s, c) for s, c in zip(scores[index], columns[index], strict=True) if c >= 0]
+            found.append(weigh(ranks, masses[index], depth, width, doubt))
         return found
 
     def draw(
@@ -143,24 +137,17 @@ class Candidates:
         return self._drawn.rate(rank)
 
     def _by_chance(
-        self, logits: Tensor, places: Sequence[Place], width: int, doubts: Sequence[float]
-    ) -> list[list[Candidate]]:
+        self, ranked: Sequence[tuple[float, int]], mass: float, depth: int, width: int, doubt: float
+    ) -> list[Candidate]:
         """Without noise q ranks, and is the prior."""
-        best = torch.topk(logits, min(width + 1, logits.shape[1]))  # one more, for ties with the last
-        chances = (best.values - torch.logsumexp(logits, dim=1, keepdim=True)).exp().tolist()
-        found = []
-        for row, columns, place, doubt in zip(chances, best.indices.tolist(), places, doubts, strict=True):
-            depth = len(place.path) + 1
-            candidates = []
-            if row[0] == row[0]:  # no NaN: there is a law
-                ranked = sorted(zip(row, columns, strict=True), key=lambda pair: (-pair[0], pair[1]))
-                for rank, (chance, column) in enumerate(ranked[:width]):
-                    if chance > 0.0:
-                        prior = doubt * (self._rate(depth, rank) or chance)
-                        weight, cell = self._greedy.weigh(chance, prior, rank, depth)
-                        candidates.append(Candidate(self._token(column), weight, prior, rank, cell, self._greedy))
-            found.append(candidates)
-        return found
+        candidates = []
+        for rank, (score, column) in enumerate(ranked[:width]):
+            chance = math.exp(min(0.0, score - mass))
+            if chance > 0.0:
+                prior = doubt * (self._rate(depth, rank) or chance)
+                weight, cell = self._greedy.weigh(chance, prior, rank, depth)
+                candidates.append(Candidate(self._token(column), weight, prior, rank, cell, self._greedy))
+        return candidates
 
     def _rate(self, depth: int, rank: int) -> float:
         """What was measured beforehand; 0 where nothing was."""
@@ -168,42 +155,23 @@ class Candidates:
         return rates[rank] if rank < len(rates) else 0.0
 
     def _by_gap(
-        self, logits: Tensor, places: Sequence[Place], width: int, doubts: Sequence[float]
-    ) -> list[list[Candidate]]:
+        self, ranked: Sequence[tuple[float, int]], _mass: float, depth: int, width: int, doubt: float
+    ) -> list[Candidate]:
         """Under the noise the distance between perturbed scores is the evidence."""
-        heat = torch.tensor([place.context.temperature for place in places], dtype=torch.float32, device=logits.device)
-        scores = logits / heat.unsqueeze(1) + self._noise(places, logits.shape[1], logits.device)
-        best = torch.topk(scores, min(width + 1, scores.shape[1]))
-        found = []
-        for row, columns, place, doubt in zip(best.values.tolist(), best.indices.tolist(), places, doubts, strict=True):
-            depth = len(place.path) + 1
-            candidates = []
-            if math.isfinite(row[0]):
-                lead = row[0] - row[1] if len(row) > 1 else math.inf
-                for rank, (score, column) in enumerate(zip(row[:width], columns, strict=False)):
-                    if score > -math.inf:
-                        gap = row[0] - score if rank else lead
-                        prior = doubt * gap_prior(gap, rank)
-                        weight, cell = self._noisy.weigh(gap, prior, rank, depth)
-                        candidates.append(Candidate(self._token(column), weight, prior, rank, cell, self._noisy))
-            found.append(candidates)
-        return found
+        candidates = []
+        for rank, (score, column) in enumerate(ranked[:width]):
+            # The leader's gap is to the runner-up, the others' to the leader.
+            gap = ranked[0][0] - score if rank else score - ranked[1][0] if len(ranked) > 1 else math.inf
+            prior = doubt * gap_prior(gap, rank)
+            weight, cell = self._noisy.weigh(gap, prior, rank, depth)
+            candidates.append(Candidate(self._token(column), weight, prior, rank, cell, self._noisy))
+        return candidates
 
-    def _noise(self, places: Sequence[Place], num_columns: int, device: torch.device) -> Tensor:
-        """(A, V_d) float32; the nodes of a level of one request share theirs, which is made once."""
-        keys = {(p.context.seed_bits, p.context.request.sample, p.position): 0 for p in places}
-        for index, key in enumerate(keys):
-            keys[key] = index
-        seeds, samples, positions = zip(*keys, strict=True)
-        noise = self._kernels.gumbel(
-            torch.tensor(seeds, dtype=torch.int64, device=device),
-            torch.tensor(samples, dtype=torch.int32, device=device),
-            torch.tensor(positions, dtype=torch.int32, device=device),
-            self._vocab_size,
-        )
-        noise = noise[:, :num_columns] if self._kept is None else noise.index_select(1, self._kept.to(device))
-        rows = [keys[p.context.seed_bits, p.context.request.sample, p.position] for p in places]
-        return noise.to(torch.float32)[rows] if len(keys) < len(places) else noise.to(torch.float32)
+    def _ids_on(self, device: torch.device) -> Tensor | None:
+        """The columns' tokens, where the logits are."""
+        if self._kept is not None and self._kept.device != device:
+            self._kept = self._kept.to(device)
+        return self._kept
 
     def _warped(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
         """The weights of every row over the drafter's columns; the very logits where no request warps."""
@@ -226,6 +194,16 @@ class Candidates:
 
     def _token(self, column: int) -> int:
         return column if self._ids is None else self._ids[column]
+
+
+def _keys(places: Sequence[Place], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Temperature, seed, sample and position of every row, as the keyed draw takes them."""
+    return (
+        torch.tensor([place.context.temperature for place in places], dtype=torch.float32, device=device),
+        torch.tensor([place.context.seed_bits for place in places], dtype=torch.int64, device=device),
+        torch.tensor([place.context.request.sample for place in places], dtype=torch.int32, device=device),
+        torch.tensor([place.position for place in places], dtype=torch.int32, device=device),
+    )
 
 
 def _warp(logits: Tensor, row: Row) -> Tensor:

@@ -144,5 +144,23 @@ class Kernels(Protocol):
         row holds a NaN or nothing but -inf.
         """
 
+    def rank(
+        self,
+        logits: Tensor,
+        count: int,
+        temperature: Tensor,
+        seeds: Tensor,
+        samples: Tensor,
+        positions: Tensor,
+        ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The `count` best columns of each row by the score that `draw` compares, best first, ties by column.
+
+        logits: (T, C) float32; ids: (C,) int64 ascending, the token of each column, for its noise (None: the columns
+        themselves); the others as `draw` takes them -> scores (T, K) float64; columns (T, K) int64, -1 where nothing
+        is left but -inf, and in the whole row where it holds a NaN; log of the sum of e^logit of each row at
+        temperature 0: (T,) float64. K <= `count`: no more than there are columns, and on a CPU no more than 32.
+        """
+
     def gumbel(self, seeds: Tensor, samples: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
         """The noise of `draw` on its own, by token id: (T, V) float64; arguments as `draw` takes them."""

@@ -16,9 +16,10 @@ from outrider.kernels.build import build
 from outrider.kernels.packing import GROUP, pack_floats, pack_q4, pack_q8, pack_rows
 from outrider.kernels.program import Batch, NativeProgram, Op, make_batch, run
 
-_LINEAR, _LOOKUP, _RMS_NORM, _GATED, _ROTATE, _ATTENTION, _DRAW, _NOISE = range(8)
+_LINEAR, _LOOKUP, _RMS_NORM, _GATED, _ROTATE, _ATTENTION, _DRAW, _NOISE, _RANK = range(9)
 _KINDS = {"float32": 0, "bfloat16": 1, "q4": 2, "q8": 3}
 _LARGEST_HEAD = 1024
+_MOST_RANKED = 32
 
 
 class NativeLinear:
@@ -199,6 +200,26 @@ class NativeKernels:
         operands = (logits, temperature.contiguous(), seeds.contiguous(), samples.contiguous(), positions.contiguous())
         self._emit(_DRAW, logits.shape[0], (*operands, out), (logits.shape[1], _stride(logits)))
         return out
+
+    def rank(
+        self,
+        logits: Tensor,
+        count: int,
+        temperature: Tensor,
+        seeds: Tensor,
+        samples: Tensor,
+        positions: Tensor,
+        ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernels.rank`."""
+        rows, columns = logits.shape
+        count = min(count, columns, _MOST_RANKED)
+        numbers = torch.empty(rows * (count + 1), dtype=torch.float64)
+        found = torch.empty(rows, count, dtype=torch.int64)
+        operands = (logits, temperature, seeds, samples, positions, ids, numbers, found)
+        assert all(t is None or t.is_contiguous() for t in operands[1:])
+        self._emit(_RANK, rows, operands, (columns, _stride(logits), count))
+        return numbers[: rows * count].view(rows, count), found, numbers[rows * count :]
 
     def gumbel(self, seeds: Tensor, samples: Tensor, positions: Tensor, vocab_size: int, stream: int = 0) -> Tensor:
         """The noise of `draw` on its own, as `kernels.noise.gumbel` defines it: (T, V) float64."""

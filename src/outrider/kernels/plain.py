@@ -225,6 +225,31 @@ class PlainKernels:
                 tokens[row] = (values == top).nonzero()[0, 0]  # argmax promises no order among ties
         return tokens
 
+    def rank(
+        self,
+        logits: Tensor,
+        count: int,
+        temperature: Tensor,
+        seeds: Tensor,
+        samples: Tensor,
+        positions: Tensor,
+        ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernels.rank`."""
+        scores = logits.double()
+        masses = torch.logsumexp(scores, dim=1)
+        hot = temperature.nonzero()[:, 0]
+        if len(hot):
+            vocab_size = logits.shape[1] if ids is None else int(ids[-1]) + 1
+            noise = gumbel(seeds[hot], samples[hot], positions[hot], vocab_size)
+            noise = noise if ids is None else noise[:, ids]
+            scores[hot] = scores[hot] / temperature[hot].double().unsqueeze(1) + noise
+        scores = torch.where(scores.isnan().any(dim=1, keepdim=True), torch.nan, scores)
+        found = torch.topk(scores, min(count, scores.shape[1]))
+        columns, order = found.indices.sort(dim=1)  # topk promises no order among ties
+        best, back = found.values.gather(1, order).sort(dim=1, descending=True, stable=True)
+        return best, columns.gather(1, back).where(best > -torch.inf, -1), masses
+
     def gumbel(self, seeds: Tensor, samples: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
         """See `Kernels.gumbel`."""
         return gumbel(seeds, samples, positions, vocab_size)

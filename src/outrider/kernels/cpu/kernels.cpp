@@ -8,13 +8,14 @@
 #include "attention.h"
 #include "draw.h"
 #include "linear.h"
+#include "rank.h"
 #include "rows.h"
 
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 
-enum Code : int64_t { kLinear, kLookup, kRmsNorm, kGated, kRotate, kAttention, kDraw, kNoise };
+enum Code : int64_t { kLinear, kLookup, kRmsNorm, kGated, kRotate, kAttention, kDraw, kNoise, kRank };
 
 static Plan plan(const Op& op, const Batch& batch, int threads) {
     switch (op.code) {
@@ -23,6 +24,7 @@ static Plan plan(const Op& op, const Batch& batch, int threads) {
         case kAttention: return AttentionOp(op).plan(batch, threads);
         case kDraw: return draw_plan(op, batch);
         case kNoise: return Plan::rows(batch.rows * ((op.n[0] + 63) / 64), threads, batch.rows * op.n[0] * 16);
+        case kRank: return rank_plan(op, batch);
         case kLookup: return Plan::rows(batch.rows, threads, batch.rows * op.n[1] * 4);
         case kRmsNorm: return Plan::rows(batch.rows, threads, batch.rows * op.n[0] * 2);
         default: return Plan::rows(batch.rows, threads, batch.rows * (op.n[0] + 2 * op.n[1]) * op.n[2] * 4);
@@ -40,6 +42,7 @@ static void run(const Op& op, const Batch& batch, int phase, Range range, const 
         case kAttention: return attention(op, batch, phase, range, place);
         case kDraw: return draw(op, phase, range, place);
         case kNoise: return noise(op, range);
+        case kRank: return rank(op, batch, phase, range, place);
     }
 }
 
