@@ -39,7 +39,7 @@ def test_what_is_there_already_is_never_lost(place, tmp_path, capfd):
             (kept / "config.json").write_text(json.dumps({"format": 1, "drafter": "eagle3"}))
     assert "is not free" in refused("--out", str(kept), capfd=capfd)
     assert "years of work" in (kept if kept.is_file() else kept / "notes.txt").read_text()
-    with pytest.raises(OSError):
+    with pytest.raises(FileExistsError):
         files.write(kept, {"drafter": "eagle3"}, {"a": torch.ones(1)}, {}, "")
     assert [path.name for path in tmp_path.iterdir()] == [place]
 

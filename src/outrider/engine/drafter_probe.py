@@ -11,7 +11,7 @@ from outrider.request import Request, SamplingParams
 NUM_TOKENS = 64
 DEPTH = 2
 CHANCE = 0.03
-"""Share of guesses that even unrelated models of one vocabulary get right (frequent words, line breaks)."""
+"""Share of levels that even unrelated models of one vocabulary get right (frequent words, line breaks)."""
 PROBE_ID = -1
 """No front door gives a request this id."""
 
@@ -42,10 +42,11 @@ def probe_drafter(engine: Engine) -> DrafterProbe:
     tally = request.tally
     if request.error is not None:
         raise ConfigError(f"the start-up probe failed ({request.error}): check the weights of both models")
-    if tally.drafted and tally.accepted < max(1, CHANCE * tally.drafted):
+    levels = min(tally.drafted, DEPTH * tally.cycles)  # of a level's siblings one at most can be right
+    if tally.drafted and tally.accepted < max(1, CHANCE * levels):
         name = engine.drafter.name if engine.drafter else "none"
         raise ConfigError(
-            f"the drafter {name} got {tally.accepted} of {tally.drafted} guesses right, no better than chance: "
+            f"the drafter {name} guessed {tally.accepted} of {levels} tokens right, no better than chance: "
             "its model was probably trained for another target, or its weights did not load; "
             "choose one of the target's own family"
         )

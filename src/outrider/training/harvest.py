@@ -136,6 +136,11 @@ class _Given(nn.Module):
         super().__init__()
         self._hidden = hidden
 
+    @property
+    def decoder(self) -> _Given:
+        """OPT's head asks this part of its body."""
+        return self
+
     def forward(self, *_args: Any, **_kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self._hidden)
 

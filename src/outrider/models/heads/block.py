@@ -64,8 +64,8 @@ class BlockHead:
         check_target(artefact, target)
         parts = Parts(artefact, target, kind)
         hidden = parts.hidden
-        self.taps: tuple[int, ...] = tuple(artefact.config["taps"])
-        self.block_size: int = artefact.config.get("block_size", BLOCK_SIZE)
+        self.taps: tuple[int, ...] = artefact.taps(target.num_layers)
+        self.block_size: int = artefact.size("block_size", BLOCK_SIZE)
         self.kept_ids = artefact.kept_ids().to(target.device)
         self._index = _places(self.kept_ids, target)
         self._target = target

@@ -30,7 +30,7 @@ class Eagle3Head:
         check_target(artefact, target)
         parts = Parts(artefact, target, kind)
         hidden = parts.hidden
-        self.taps: tuple[int, ...] = tuple(artefact.config["taps"])
+        self.taps: tuple[int, ...] = artefact.taps(target.num_layers)
         self.kept_ids = artefact.kept_ids().to(target.device)
         self._target = target
         self._kernels = target.kernels

@@ -29,7 +29,7 @@ class ExitNorm:
     def __init__(self, artefact: Artefact, target: Target) -> None:
         check_target(artefact, target)
         parts = Parts(artefact, target)
-        self.num_layers = int(artefact.config["exit_layers"])
+        self.num_layers = artefact.size("exit_layers")
         self._norm = parts.floats("norm.weight", parts.hidden)
         self._eps = parts.eps
         self._head = target.model.head_rows(None)

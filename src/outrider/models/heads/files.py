@@ -51,8 +51,42 @@ class Artefact:
         return str(self.config["drafter"])
 
     def kept_ids(self) -> Tensor:
-        """Target ids that it knows, ascending: (V_d,) int64."""
-        return self.tensors["kept_ids"].to(torch.int64)
+        """Target ids that it knows, ascending: (V_d,) int64.
+
+        Raises:
+            ModelError: if they are no such ids.
+        """
+        ids = self.tensors.get("kept_ids")
+        if ids is None or ids.dim() != 1 or not len(ids) or ids.is_floating_point():
+            raise self._damaged("kept_ids")
+        if ids[0] < 0 or bool((ids.diff() < 1).any()):
+            raise self._damaged("kept_ids")
+        return ids.to(torch.int64)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A size that its config states, at least 1.
+
+        Raises:
+            ModelError: if it does not.
+        """
+        value = self.config.get(name, default)
+        if not isinstance(value, int) or value < 1:
+            raise self._damaged(name)
+        return value
+
+    def taps(self, num_layers: int) -> tuple[int, ...]:
+        """Layers of a target of so many that it reads.
+
+        Raises:
+            ModelError: if the target has not all of them.
+        """
+        layers = self.config.get("taps")
+        if not isinstance(layers, list) or not layers or any(layer not in range(num_layers) for layer in layers):
+            raise self._damaged("taps")
+        return tuple(map(int, layers))
+
+    def _damaged(self, name: str) -> ModelError:
+        return ModelError(f"{name} of the {self.drafter} drafter is damaged or missing: fetch or train it again")
 
 
 def trained(name: str) -> Path | None:
@@ -137,9 +171,9 @@ def read(folder: Path, drafter: str | None = None) -> Artefact:
         index = folder / _INDEX
         names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_WEIGHTS]
         parts = {key: tensor for name in names for key, tensor in load_file(folder / name).items()}
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        return Artefact(config, _joined(parts))
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(f"the weights in {folder} are damaged or missing: fetch or train the drafter again") from error
-    return Artefact(config, _joined(parts))
 
 
 def may_be_written(folder: Path) -> bool:
@@ -206,6 +240,8 @@ def check_target(artefact: Artefact, target: Target) -> None:
         ModelError: naming what differs.
     """
     differences = _differences(artefact.config["target"], target)
+    if not differences and "kept_ids" in artefact.tensors and artefact.kept_ids()[-1] >= target.vocab_size:
+        differences = [f"it knows the id {int(artefact.kept_ids()[-1])}, which is beyond the vocabulary"]
     if differences:
         raise ModelError(
             f"the {artefact.drafter} drafter was trained for another target than {target.name} "
@@ -257,12 +293,13 @@ def _shipped() -> list[Path]:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """A folder's config.json; empty where there is none that can be read."""
+    """A folder's config.json; empty where there is none that can be read, or it is not that of a trained drafter."""
     try:
         config = json.loads((folder / _CONFIG).read_text())
     except (OSError, ValueError):
         return {}
-    return config if isinstance(config, dict) else {}
+    whole = isinstance(config, dict) and isinstance(config.get("target"), dict) and "drafter" in config
+    return config if whole else {}
 
 
 def _cut(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

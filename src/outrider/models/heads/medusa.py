@@ -33,7 +33,7 @@ class MedusaHeads:
         check_target(artefact, target)
         parts = Parts(artefact, target, kind)
         hidden = self._hidden = parts.hidden
-        self.taps: tuple[int, ...] = tuple(artefact.config["taps"])
+        self.taps: tuple[int, ...] = artefact.taps(target.num_layers)
         self.kept_ids = artefact.kept_ids().to(target.device)
         self.rates: list[list[float]] = parts.tensor("rates", None, None).float().tolist()
         self.num_heads = len(self.rates)
@@ -43,6 +43,10 @@ class MedusaHeads:
         self._tap_norm = parts.floats("tap_norm.weight", hidden)
         self._embed_norm = parts.floats("embed_norm.weight", hidden)
         self._in = parts.linear(["in_proj"], hidden, 2 * hidden)
+        if len(self.taps) != 1 or not self.rates:
+            raise ModelError(
+                f"the {artefact.drafter} drafter reads another number of layers, or has no rates: train it again"
+            )
         blocks = sorted({int(name.split(".")[2]) for name in artefact.tensors if name.startswith("heads.0.")})
         if not blocks:
             raise ModelError(f"the {artefact.drafter} drafter has no heads: train it again")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -17,6 +18,7 @@ from outrider.cache.pages import Pages, PageSpec
 from outrider.errors import ModelError
 from outrider.kernels.base import Linear
 from outrider.models.batch import FlatBatch
+from outrider.models.checks import first_line
 from outrider.models.heads.files import Artefact, check_target
 from outrider.models.heads.layer import Parts
 from outrider.models.lean import LeanModel
@@ -37,7 +39,7 @@ class TrimmedModel:
     def __init__(self, artefact: Artefact, target: Target, kind: str | None = None) -> None:
         """kind: of the packed weights; see `stage.pack`."""
         check_target(artefact, target)
-        config = LlamaConfig(**artefact.config["llama"])
+        config = _llama(artefact)
         config.max_position_embeddings = max(config.max_position_embeddings, target.max_positions)
         spec = spec_of(config)
         if spec is None or not spec.tied:
@@ -55,7 +57,7 @@ class TrimmedModel:
         self.stack: tuple[PageSpec, ...] = tuple(self._model.page_specs)
         self.nbytes = self._model.nbytes
         ids = torch.arange(target.vocab_size, device=target.device)
-        self._rows = self.kept_ids.shape[0] + ids % int(artefact.config["num_buckets"])
+        self._rows = self.kept_ids.shape[0] + ids % artefact.size("num_buckets")
         self._rows[self.kept_ids] = torch.arange(self.kept_ids.shape[0], device=target.device)
 
     def logits(self, batch: FlatBatch, pages: Pages) -> Tensor:
@@ -63,6 +65,16 @@ class TrimmedModel:
         tokens = self._rows[batch.tokens]
         logits, _ = self._model.forward(tokens, batch.positions, batch.slots, batch.keys, pages, batch.logit_rows)
         return logits[:, : self.kept_ids.shape[0]]
+
+
+def _llama(artefact: Artefact) -> LlamaConfig:
+    try:
+        return LlamaConfig(**artefact.config["llama"])
+    except (LookupError, TypeError, ValueError, StrictDataclassError) as error:
+        raise ModelError(
+            f"the {artefact.drafter} drafter's config has no sizes of a Llama that can be read "
+            f"({first_line(error)}): fetch or train it again"
+        ) from error
 
 
 class _Weights:
