@@ -58,6 +58,10 @@ def bench(
     if wanted == "all" or "," in wanted:
         if only not in (None, *PARTS):
             raise ConfigError(f"only={only!r} is unknown: {nearest(str(only), list(PARTS))}")
+        if against or repeats > 1:
+            raise ConfigError("against and repeats are for one drafter: leave them out, or name one")
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit={limit} is out of range: give a whole number of at least 1")
         asked = load_prompts(prompts)
         parts = PARTS if only is None else (only,)
         run_survey(Survey(model, settings.engine, asked, limit, temperatures, max_tokens, parts, raw), as_json)

@@ -23,6 +23,10 @@ CASCADES = ("ngram+eagle3", "ngram+block", "suffix+eagle3", "suffix+block")
 """Pairs that `all` measures besides every drafter alone."""
 
 
+FIXED = ("acceptance", "adaptive")
+"""Settings that the rows of the table take in turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """What is measured: `parts` names "acceptance", "speed" or both."""
@@ -38,7 +42,9 @@ class Survey:
 
     def drafters(self) -> list[str]:
         wanted = self.engine["drafter"]
-        return every(self.model, self.engine, CASCADES) if wanted == "all" else wanted.split(",")
+        if wanted == "all":
+            return every(self.model, self.engine, CASCADES)
+        return list(dict.fromkeys(name.strip() for name in wanted.split(",")))
 
     def shapes(self) -> list[Shape]:
         depth = self.engine.get("depth") or CHAIN_DEPTH
@@ -68,6 +74,13 @@ def run(survey: Survey, as_json: bool) -> None:
     Raises:
         ConfigError: for settings that no engine takes.
     """
+    fixed = [name for name in FIXED if name in survey.engine]
+    if fixed:
+        raise ConfigError(
+            f"{' and '.join(fixed)} cannot be set for several drafters, which are measured in fixed ways: leave it out"
+        )
+    if survey.engine.get("depth") == 0:
+        raise ConfigError("depth=0 guesses nothing that could be measured: give at least 1")
     for variant in survey.variants():
         EngineConfig.of(model=survey.model, **survey.settings(variant.settings()))
     fetch_if_missing(survey.model)
@@ -152,4 +165,9 @@ def _speed_table(rows: Sequence[Row], tasks: Sequence[str]) -> str:
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(map(_cell, line)) + " |\n" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """A task's name or an error may hold what would end the cell."""
+    return " ".join(text.replace("|", "\\|").split())

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ConfigError
-from outrider.models.heads.files import vocabulary_digest
 from outrider.training.turns import Messages, bits_of
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ class ReplySettings:
 
 def describe(llm: LLM, asked: list[str | Messages] | None, settings: ReplySettings) -> dict[str, Any]:
     """What every conversation of a folder depends on, as plain data."""
+    from outrider.models.heads.files import vocabulary_digest
+
     kept = {
         key: value for key, value in asdict(settings).items() if key not in ("num_tokens", "seconds", "shard_tokens")
     }
