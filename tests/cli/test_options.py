@@ -121,8 +121,9 @@ def test_engine_values_arrive(run, engines, words):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """The runs that `train` begins, as keywords; none of them runs."""
+    """The runs that `train` begins, as keywords; none of them runs, and nothing is looked for."""
     runs = []
+    monkeypatch.setattr("outrider.cli.train._refuse_early", lambda *asked: None)
 
     def note(job, folders, config, sizes, start_from):
         runs.append({"job": job, "folders": folders, "config": config, "sizes": sizes, "start_from": start_from})
@@ -143,7 +144,7 @@ def test_training_values_arrive(run, trained, words):
 @pytest.mark.parametrize("words", BESIDE)
 def test_what_train_takes_beside_arrives(run, trained, words):
     name, value = BESIDE[words]
-    assert run("train", "eagle3", "--target", "m", "--out", "x/o", *words.split()).code == 0
+    assert run("train", "eagle3", "--target", "m", "--out", "o", *words.split()).code == 0
     assert trained[0][name] == value
 
 
@@ -152,11 +153,13 @@ def test_a_training_job_is_what_was_asked_for(run, trained, monkeypatch, tmp_pat
     made = []
     monkeypatch.setattr("outrider.cli.train._replies", lambda *asked: made.append(asked) or Path("made"))
     words = ("--prompts", str(tmp_path / "p.jsonl"), "--reply-tokens", "500", "--measure-on", "cpu")
-    assert run("train", "medusa", "--target", "m", "--out", "x/o", *words).code == 0
-    job, asked, tokens = made[0]
-    assert (job.drafter, job.target, job.out, job.work) == ("medusa", "m", Path("x/o"), Path("x/o.work"))
+    out = tmp_path / "o"
+    assert run("train", "medusa", "--target", "m", "--out", str(out), *words).code == 0
+    job, asked, settings = made[0]
+    assert (job.drafter, job.target, job.out, job.work) == ("medusa", "m", out, tmp_path / "o.work")
     assert job.settings("none")["device"] == "cpu"
-    assert ([prompt.content for prompt in asked], tokens) == (["a"], 500)
+    assert [prompt.content for prompt in asked] == ["a"]
+    assert settings == ReplySettings(num_tokens=500)
     assert trained[0]["folders"] == [Path("made")]
     assert trained[0]["config"].seconds > 0  # without an end there is a default one
 
