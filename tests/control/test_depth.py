@@ -209,3 +209,22 @@ def test_a_useless_drafter_costs_at_most_two_in_a_hundred(
             control.learn(Record(1 + depth, 0, (done,), draft, verify, 0, 0))
         control.forget(request)
     assert tokens * table[1] / spent >= 0.98
+
+
+def test_a_cascades_dear_drafter_is_tried_again_while_the_cheap_one_guesses() -> None:
+    """What the cheap one does is no reason to leave a dear one alone that failed at first, and is good by now."""
+    control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
+    request = Request(0, (1,), SamplingParams(), 0, limit=10**6)
+    asked = []
+    for cycle in range(600):
+        grade = None if cycle % 3 else 4
+        budget = control.budget([request], {0: grade}).get(0)
+        depth = min(budget.depth, 4) if budget else 0
+        accepted = depth if grade or cycle > 200 else 0
+        done = RequestCycle(0, depth, depth, 1 + accepted, budget.grade if budget else None, asked=depth > 0)
+        level = 1e-5 if grade else 1e-3
+        control.learn(Record(1 + depth, 0, (done,), depth * level, PassCost(FLAT).seconds(1 + depth), 0, 0))
+        if not grade:
+            asked.append(depth > 0)
+    assert sum(asked[20:120]) <= 15
+    assert sum(asked[-50:]) >= 45

@@ -13,6 +13,8 @@ PRIOR_TRIALS = 4.0
 PRIOR_RATE = 0.6
 SHAPE_WEIGHT = 0.08
 """Weight of one new tree in its request's means."""
+HOPED = (3.0, 4.0, 4.0)
+"""Tokens accepted, nodes and levels of a tree before any was seen: worth a try, and soon given up."""
 STEPS = (1, 2, 3, 4, 6, 9, 16)
 """Grades that are counted apart begin here, where the lengths of matches began to differ (docs/measurements.md)."""
 
@@ -75,7 +77,8 @@ class Shapes:
     """A shape a request; a new one begins as the mean of all."""
 
     def __init__(self) -> None:
-        self._pool = Shape(accepted=1.5, nodes=4.0, levels=4.0)
+        self._pool = Shape(*HOPED)
+        self._num_trees = 1
         self._requests: dict[int, Shape] = {}
 
     def of(self, request_id: int) -> Shape:
@@ -83,8 +86,10 @@ class Shapes:
 
     def learn(self, request_id: int, accepted: int, nodes: int, levels: int) -> None:
         own = self._requests.setdefault(request_id, replace(self._pool))
+        self._num_trees += 1
+        weight = max(SHAPE_WEIGHT, 1 / self._num_trees)  # the first ones count in full: what was hoped is no evidence
         for shape in (own, self._pool):
-            shape.learn(accepted, nodes, levels, SHAPE_WEIGHT)
+            shape.learn(accepted, nodes, levels, weight)
 
     def forget(self, request_id: int) -> None:
         self._requests.pop(request_id, None)

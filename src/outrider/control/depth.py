@@ -74,7 +74,8 @@ class Control:
         self.adaptive = adaptive
         self.ranks = ranks
         self.extra_rows = extra_rows
-        self._plain_cycles: dict[int, int] = {}
+        self._idle: dict[int, list[int]] = {}
+        """By request: cycles since a guess without, and with, a grade was last asked for."""
 
     def budget(
         self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
@@ -109,11 +110,13 @@ class Control:
             self.acceptance.learn(cycle.request_id, cycle.depth, accepted, cycle.grade)
             if asked and cycle.grade is None:  # an empty tree, too, cost the level that found nothing worth its price
                 self.shapes.learn(cycle.request_id, accepted, cycle.drafted, max(1, cycle.depth))
-            plain = self._plain_cycles.get(cycle.request_id)
-            self._plain_cycles[cycle.request_id] = 0 if asked else (plain or 0) + 1
+            idle = self._idle.setdefault(cycle.request_id, [LAG + 1, 0])  # before the first, a whole prompt is unseen
+            lag = idle[0]
+            idle[:] = (idle[0] + 1, idle[1] + 1)
             if asked:
-                lagged = lagged or plain is None or plain > LAG  # a prompt, or what was said since, came first
                 graded = cycle.grade is not None
+                idle[graded] = 0
+                lagged = lagged or (lag > LAG and not graded)
                 deepest[graded] = max(deepest.get(graded, 1), cycle.depth)
         if not record.prefill_rows:
             self.cost.learn_pass(record.rows, record.seconds_verify)
@@ -124,7 +127,7 @@ class Control:
     def forget(self, request: Request) -> None:
         self.acceptance.forget(request.id)
         self.shapes.forget(request.id)
-        self._plain_cycles.pop(request.id, None)
+        self._idle.pop(request.id, None)
 
     def _budgets(
         self,
@@ -167,8 +170,10 @@ class Control:
             if not cap or depths[request_id]:
                 continue
             plain = self.cost.seconds(rows)
-            level = self.cost.draft_level(grades.get(request_id) is not None)
-            allowed = PROBE_SHARE * self._plain_cycles.get(request_id, 0) * plain / len(caps)
+            graded = grades.get(request_id) is not None
+            level = self.cost.draft_level(graded)
+            idle = self._idle.get(request_id, (0, 0))[graded]
+            allowed = PROBE_SHARE * idle * plain / len(caps)
             for depth in range(min(cap, PROBE_DEPTH), 0, -1):
                 dearer = self.cost.seconds(rows + depth * self.width) - plain + depth * level
                 # Few cycles in, only a cheap probe is allowed; where all are dear, the shallowest waits its time.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,12 @@ from outrider.sampling.context import Context, Row
 from outrider.sampling.rejection import draft_siblings
 from outrider.sampling.warp import explain, law, warp
 from outrider.tree import DraftTree
+
+Keys = tuple[Tensor, Tensor, Tensor, Tensor]
+COLD = (0.0, 0, 0, 0)
+"""Temperature, seed, sample and position of a row that is drawn without noise."""
+KEYS = 16
+"""Sets of keys that are kept: levels of few requests repeat theirs, and making them costs as much as ranking."""
 
 
 class Candidate(NamedTuple):
@@ -78,6 +85,7 @@ class Candidates:
         self._rates = rates
         self._kept = None if kept is None else kept.to(torch.int64)
         self._ids: list[int] | None = None if kept is None else kept.tolist()
+        self._keys = lru_cache(maxsize=KEYS)(_keys)
         self._greedy, self._noisy, self._drawn = Weights(Q_STEPS), Weights(GAP_STEPS), Weights(Q_STEPS)
 
     def first(self, logits: Tensor, places: Sequence[Place]) -> list[list[Candidate]]:
@@ -85,7 +93,7 @@ class Candidates:
         if self._kept is not None and any(place.context.temperature for place in places):
             return self.best(logits, places, 1)
         logits = self._warped(logits, places)
-        columns: list[int] = self._kernels.draw(logits, *_keys(places, logits.device)).tolist()
+        columns: list[int] = self._kernels.draw(logits, *self._keys_of(places, logits.device)).tolist()
         return [[Candidate(self._token(column))] if column >= 0 else [] for column in columns]
 
     def best(
@@ -98,7 +106,9 @@ class Candidates:
         """
         logits = self._warped(logits, places)
         # One more than wanted: a leader's lead is the evidence.
-        ranked = self._kernels.rank(logits, width + 1, *_keys(places, logits.device), self._ids_on(logits.device))
+        ranked = self._kernels.rank(
+            logits, width + 1, *self._keys_of(places, logits.device), self._ids_on(logits.device)
+        )
         scores, columns, masses = (found.tolist() for found in ranked)
         found = []
         for index, place in enumerate(places):
@@ -167,6 +177,17 @@ class Candidates:
             candidates.append(Candidate(self._token(column), weight, prior, rank, cell, self._noisy))
         return candidates
 
+    def _keys_of(self, places: Sequence[Place], device: torch.device) -> Keys:
+        """See `_keys`; without noise a row has no key, so that all such levels share theirs."""
+        rows = []
+        for place in places:
+            context = place.context
+            warm = context.temperature > 0
+            rows.append(
+                (context.temperature, context.seed_bits, context.request.sample, place.position) if warm else COLD
+            )
+        return self._keys(tuple(rows), device)
+
     def _ids_on(self, device: torch.device) -> Tensor | None:
         """The columns' tokens, where the logits are."""
         if self._kept is not None and self._kept.device != device:
@@ -196,13 +217,14 @@ class Candidates:
         return column if self._ids is None else self._ids[column]
 
 
-def _keys(places: Sequence[Place], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _keys(rows: tuple[tuple[float, int, int, int], ...], device: torch.device) -> Keys:
     """Temperature, seed, sample and position of every row, as the keyed draw takes them."""
+    temperatures, seeds, samples, positions = zip(*rows, strict=True)
     return (
-        torch.tensor([place.context.temperature for place in places], dtype=torch.float32, device=device),
-        torch.tensor([place.context.seed_bits for place in places], dtype=torch.int64, device=device),
-        torch.tensor([place.context.request.sample for place in places], dtype=torch.int32, device=device),
-        torch.tensor([place.position for place in places], dtype=torch.int32, device=device),
+        torch.tensor(temperatures, dtype=torch.float32, device=device),
+        torch.tensor(seeds, dtype=torch.int64, device=device),
+        torch.tensor(samples, dtype=torch.int32, device=device),
+        torch.tensor(positions, dtype=torch.int32, device=device),
     )
 
 

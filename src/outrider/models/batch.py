@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 import torch
@@ -112,14 +112,21 @@ class BatchBuilder:
 
     def build(self, device: torch.device) -> FlatBatch:
         """The tensors of the pass; rows of logits come in the order in which they were asked for."""
-        columns = np.array([self._positions, self._slots, self._request, self._linear], dtype=np.int32)
-        positions, slots, request, linear = torch.from_numpy(columns).to(device)
+        # One array for all that is int32: every tensor made, or sent to a device, costs more than what these rows hold.
+        count, width, depth = len(self._tokens), _longest(self._tables), _longest(self._tails)
+        numbers = [*self._positions, *self._slots, *self._request, *self._linear]
+        numbers += [position + 1 for position in self._positions]
+        numbers += _padded(self._tables, width)
+        numbers += _padded(self._tails, depth)
+        sizes = [count] * 5 + [len(self._tables) * width, count * depth]
+        whole = torch.from_numpy(np.array(numbers, dtype=np.int32)).to(device)
+        positions, slots, request, linear, length, tables, tails = whole.split(sizes)
         keys = KeyIndex(
-            tables=_padded(self._tables).to(device),
+            tables=tables.view(-1, width),
             request=request,
             linear=linear,
-            tails=_padded(self._tails).to(device),
-            length=positions + 1,
+            tails=tails.view(-1, depth),
+            length=length,
             block_size=self.block_size,
         )
         logit_rows = None
@@ -129,11 +136,10 @@ class BatchBuilder:
         return FlatBatch(tokens, positions, slots, keys, logit_rows)
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Rows of unequal lengths as one int32 tensor, filled up with zeros."""
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    longest = int(lengths.max())
-    numbers = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(lengths.sum()))
-    padded = np.zeros((len(rows), longest), dtype=np.int32)
-    padded[np.arange(longest) < lengths[:, None]] = numbers
-    return torch.from_numpy(padded)
+def _longest(rows: Sequence[Sequence[int]]) -> int:
+    return max(map(len, rows))
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int) -> Iterator[int]:
+    """The rows one after the other, each filled up with zeros."""
+    return chain.from_iterable(row if len(row) == width else (*row, *repeat(0, width - len(row))) for row in rows)
