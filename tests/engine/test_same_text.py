@@ -182,14 +182,17 @@ def test_speculation_off_for_one_request_only() -> None:
 @pytest.mark.parametrize("drafter", ALL)
 @pytest.mark.parametrize("width", [1, 2])
 def test_rejection_rule_through_the_engine_follows_the_law(drafter: str, width: int) -> None:
-    """Chi-square of the first two tokens against the toy law; other text, same distribution."""
+    """Chi-square of the first two tokens against the toy law; other text, same distribution (faults 5 and 10).
+
+    Drafters with weights of their own know four tokens of five.
+    """
     from collections import Counter
 
     from scipy.stats import chisquare
 
     prompt = [1, 2, 3, 1, 2]
     engine = toy.make_engine(drafter, depth=2, width=width, acceptance="rejection", max_requests=64, blocks=400)
-    requests = [toy.make_request(i, prompt, SamplingParams(temperature=1.0, max_tokens=3, seed=i)) for i in range(3000)]
+    requests = [toy.make_request(i, prompt, SamplingParams(temperature=1.0, max_tokens=3, seed=i)) for i in range(2000)]
     toy.run(engine, requests, check=False)
     counts = Counter(tuple(request.output[:2]) for request in requests)
     first = torch.softmax(toy.law(prompt).double(), 0)
