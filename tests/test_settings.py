@@ -23,7 +23,7 @@ from outrider.request import LogprobsMode, SamplingParams
         {"drafter": None},
         {"drafter_model": 5},
         {"device": None},
-        {"width": None},
+        {"width": "2"},
         {"max_rows": None},
         {"max_rows": 1.5},
         {"block_size": True},

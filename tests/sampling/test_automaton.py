@@ -40,9 +40,10 @@ class Failing:
         self.verb, self.left = verb, after
 
     def _call(self, verb, answer):
-        self.left -= verb == self.verb
-        if self.left < 0:
-            raise KeyError("boom")
+        if verb == self.verb:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyError("boom")
         return answer
 
     def start(self):
