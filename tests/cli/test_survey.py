@@ -1,4 +1,4 @@
-"""`outrider bench` of several drafters: what it refuses, and that its Markdown is a table whatever things are called."""
+"""`outrider bench` of several drafters: what it refuses; its Markdown is a table whatever things are called."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from scipy.stats import chi2_contingency
 from outrider import LLM, SamplingParams
 from outrider.errors import RequestError
 from outrider.models.heads import files
-from outrider.registry import DRAFTERS, NEED_WEIGHTS
+from outrider.registry import DRAFTERS
 from outrider.sampling.automaton import TokenAutomaton
 from tests import artefacts
 
@@ -48,7 +48,9 @@ CASES = [
         drafter,
         fields,
         id=f"{name}-{drafter}",
-        marks=[pytest.mark.slow] if drafter in NEED_WEIGHTS and name not in ("greedy", "nucleus") else [],
+        marks=[pytest.mark.slow]
+        if drafter not in ("ngram", "small_model") and name not in ("greedy", "nucleus")
+        else [],
     )
     for drafter in DRAFTERS
     for name, fields in FIELDS.items()
