@@ -10,7 +10,7 @@ import torch
 from scipy.stats import kstest
 
 from outrider.models.heads import files
-from outrider.registry import DRAFTERS, NEED_WEIGHTS
+from outrider.registry import CASCADES, DRAFTERS, NEED_WEIGHTS
 from outrider.request import SamplingParams
 from tests import artefacts, reference_heads, toy
 from tests.contracts.test_drafters import requests, spied
@@ -66,15 +66,16 @@ def test_the_others_report_point_masses() -> None:
         assert all(tree.laws is None for _, tree in spy.asked)
 
 
-@pytest.mark.parametrize("name", DRAWING)
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize(
+    ("name", "temperature"), [*((n, t) for n in DRAWING for t in (0.3, 1.0, 1.7)), *((n, 1.0) for n in CASCADES)]
+)
 def test_children_are_drawn_from_the_law_that_is_reported(name: str, temperature: float) -> None:
     """Every child's place in the running sum of its law, without its elder siblings, is uniform over many draws."""
     engine, spy = spied(name, depth=3, width=2, acceptance="rejection", blocks=400)
     rng = random.Random(0)
     params = [
         SamplingParams(temperature=temperature, top_k=TOP_K, top_p=TOP_P, max_tokens=12, seed=i)
-        for i in range(120 if name in LAYERS else 50)
+        for i in range(50 if name in NEED_WEIGHTS else 120)
     ]
     prompts = [[rng.randrange(toy.VOCAB) for _ in range(6)] for _ in params]
     known: dict[int, list[list[int]]] = {}
@@ -92,10 +93,10 @@ def test_children_are_drawn_from_the_law_that_is_reported(name: str, temperature
         (text,) = known[id(ask)]
         for parent in range(-1, len(tree)):
             path = [] if parent < 0 else [tree.tokens[node] for node in tree.path(parent)]
-            if not tree.children(parent):
+            if not tree.children(parent) or tree.laws is None:  # a cascade's first guesses may be point masses
                 continue
             left = tree.laws[tree.children(parent)[0]].double()
-            if name in LAYERS or rng.random() < CHECKED:
+            if name in LAYERS or (name in NEED_WEIGHTS and rng.random() < CHECKED):
                 torch.testing.assert_close(left, golden(name, text, path, temperature), atol=2e-5, rtol=1e-3)
                 compared += 1
             left /= left.sum()
@@ -105,6 +106,6 @@ def test_children_are_drawn_from_the_law_that_is_reported(name: str, temperature
                 places.append(float(left[:token].sum() + rng.random() * left[token]))
                 left[token] = 0
                 left /= left.sum().clamp(min=1e-300)
-    assert len(places) > 1000
-    assert compared > 15
+    assert len(places) > (1000 if name in DRAWING else 100)
+    assert compared > 15 or name in CASCADES
     assert kstest(places, "uniform").pvalue > 1e-3
