@@ -15,6 +15,8 @@ SHARED = 0.75
 """Share of a change that is taken for the machine's, or the context's, and so for that of every width."""
 OUTLIER = 2.0
 """What took longer than so many times the expected counts as that."""
+CATCH_UP = 0.3
+"""Weight of one new catch-up: they are rare, and as long as their prompts."""
 COLD = 3
 """First measurements of a drafter, of which the least counts: code and caches are cold."""
 
@@ -27,6 +29,8 @@ class PassCost:
         self._seconds = [seconds[width] for width in self._widths]
         self._draft_levels = [0.0, 0.0]
         self._num_drafts = [0, 0]
+        self.catch_up = 0.0
+        """Expected seconds beyond its levels of a guess whose drafter lags behind the text."""
 
     @classmethod
     def measure(
@@ -86,6 +90,7 @@ class PassCost:
         """
         old, new = self._draft_levels[graded], seconds / levels
         if lagged:
+            self.catch_up += CATCH_UP * (max(0.0, seconds - levels * old) - self.catch_up)
             new = min(new, old)
         elif self._num_drafts[graded] < COLD:
             self._num_drafts[graded] += 1

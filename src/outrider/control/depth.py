@@ -165,7 +165,7 @@ class Control:
 
     def _probe(self, caps: dict[int, int], depths: dict[int, int], grades: Mapping[int, int | None]) -> None:
         """Let requests that decode plainly guess once in a while, as often and as deep as the share allows."""
-        rows = len(caps)
+        rows, siblings = len(caps), 1 if self.ranks else self.width
         for request_id, cap in caps.items():
             if not cap or depths[request_id]:
                 continue
@@ -174,8 +174,10 @@ class Control:
             level = self.cost.draft_level(graded)
             idle = self._idle.get(request_id, (0, 0))[graded]
             allowed = PROBE_SHARE * idle * plain / len(caps)
+            if idle > LAG and not graded:
+                allowed -= self.cost.catch_up
             for depth in range(min(cap, PROBE_DEPTH), 0, -1):
-                dearer = self.cost.seconds(rows + depth * self.width) - plain + depth * level
+                dearer = self.cost.seconds(rows + depth * siblings) - plain + depth * level
                 # Few cycles in, only a cheap probe is allowed; where all are dear, the shallowest waits its time.
                 if dearer <= allowed:
                     depths[request_id] = depth

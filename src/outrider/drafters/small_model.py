@@ -17,6 +17,9 @@ from outrider.models.target import Target, same_vocabulary
 from outrider.request import Request
 from outrider.tree import DraftTree
 
+WIDTH = 3
+"""Nodes a level; they share the level's pass, and control decides how many of them pay in the target's."""
+
 
 class SmallModel(Drafter):
     """Drafts by running its model ahead; the noise of its draws is the target's own (Leviathan et al., 2211.17192).
@@ -42,7 +45,7 @@ class SmallModel(Drafter):
         else:
             self._kept = None
             stack, self.nbytes = tuple(self.model.page_specs), 0 if self.model is target else self.model.nbytes
-        self.needs = Needs(stack=stack, stack_dtype=self.model.page_dtype, scratch_levels=1, ranks=True)
+        self.needs = Needs(stack=stack, stack_dtype=self.model.page_dtype, scratch_levels=1, ranks=True, width=WIDTH)
         self._kernels, self._acceptance, self._vocab_size = target.kernels, config.acceptance, target.vocab_size
         self._seen: dict[int, int] = {}
 
