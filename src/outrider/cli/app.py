@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, replies, train
+from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, prove, replies, train
 
 app = typer.Typer(
     name="outrider",
@@ -42,5 +42,6 @@ for verb in (
     doctor.doctor,
     replies.replies,
     train.train,
+    prove.prove,
 ):
     app.command()(verb)

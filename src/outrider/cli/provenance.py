@@ -25,7 +25,7 @@ def provenance(
         "target": dict(described),
         "command": shlex.join(["outrider", *sys.argv[1:]]),
         "commit": _commit(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": today(),
         "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
         "versions": versions(),
         "data": dict(data),
@@ -33,6 +33,11 @@ def provenance(
         "figures": dict(figures),
         "curve": trained.curve,
     }
+
+
+def today() -> str:
+    """The date, as 2026-01-31."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def _commit() -> str:

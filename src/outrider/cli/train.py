@@ -10,24 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from outrider.cli.options import Json, PromptFiles, Settings, takes
+from outrider.cli.proof import SERVED_DEPTH, Served
 from outrider.cli.provenance import provenance
 from outrider.cli.render import notes, print_json, write
 from outrider.cli.replies import generate, plain_engine, read_all
 from outrider.cli.session import fetch_if_missing
 from outrider.errors import ConfigError, TrainingError
-from outrider.measure.bench import PLAIN, bench, ours
-from outrider.measure.lossless import check
 from outrider.measure.prompts import Prompt
-from outrider.record import Tally
 from outrider.registry import TRAINED, unknown
-from outrider.request import SamplingParams
 from outrider.training.card import card
 from outrider.training.reply_settings import ReplySettings
 from outrider.training.settings import TrainConfig
 
-SERVED_DEPTH = 5
-SERVED_TOKENS = 96
-"""Completion tokens of each held-out prompt that the engine is measured with."""
 DEFAULT_SECONDS = 1800.0
 DEFAULT_REPLY_TOKENS = 20_000_000
 
@@ -50,9 +44,9 @@ class _Job:
     def work(self) -> Path:
         return self.out.with_name(self.out.name + ".work")
 
-    def settings(self, drafter: str) -> dict[str, Any]:
-        named = {"drafter_model": str(self.candidate)} if drafter == self.drafter else {}
-        return {"drafter": drafter, "device": self.device, "prefix_cache": False, **named}
+    @property
+    def served(self) -> Served:
+        return Served(self.drafter, self.target, self.candidate, self.device)
 
 
 @takes(TrainConfig)
@@ -175,7 +169,7 @@ def _train(
 
     def serve(trained: Any) -> dict[str, Any]:
         _write(job.candidate, *_parts(job, described, trained), {}, "")
-        return _served(job, held_out)
+        return job.served.tau(held_out)
 
     def tell(report: Any) -> None:
         figures = {k: v for k, v in report.figures.items() if isinstance(v, float)}
@@ -198,7 +192,7 @@ def _train(
     if rank_and_world()[0]:
         return None
     _write(job.candidate, *_parts(job, described, trained), {}, "")
-    told = provenance(job.drafter, described, data, trained, _proof(job, held_out))
+    told = provenance(job.drafter, described, data, trained, job.served.prove(held_out))
     _write(job.out, *_parts(job, described, trained), told, card(told))
     return told
 
@@ -222,58 +216,6 @@ def _write(folder: Path, *parts: Any) -> None:
         raise TrainingError(
             f"{folder} cannot be written ({error.strerror}): make room and run the same command again"
         ) from error
-
-
-def _served(job: _Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Tau by the real engine, greedy, guessing in every cycle."""
-    from outrider import LLM
-
-    settings = {**job.settings(job.drafter), "depth": SERVED_DEPTH, "width": 1, "adaptive": False, "self_test": False}
-    llm = LLM(job.target, **settings)
-    try:
-        params = SamplingParams(max_tokens=SERVED_TOKENS, seed=0)
-        tally = Tally()
-        for result in llm.generate([prompt.content for prompt in prompts], params):
-            if result.error is not None:
-                raise TrainingError(f"the new drafter cannot be measured: {result.error}")
-            tally.add(result.tally)
-    finally:
-        llm.close()
-    return {"tau": tally.tau or 1.0, "depth": SERVED_DEPTH, "cycles": tally.cycles, "accepted": tally.accepted}
-
-
-def _proof(job: _Job, prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Served tau, `check`, and the speed against plain decoding, on held-out prompts.
-
-    Raises:
-        TrainingError: if a text differs; then nothing is written.
-    """
-    from outrider import LLM
-
-    def open_llm(name: str) -> Any:
-        return LLM(job.target, **job.settings(name))
-
-    with notes().status("checking and measuring"):
-        served = _served(job, prompts)
-        report = check(
-            open_llm, [job.drafter], prompts, temperatures=(0.0, 1.0), max_tokens=SERVED_TOKENS, batched=True
-        )
-        if report.differing:
-            raise TrainingError(
-                f"{report.differing} of {report.compared} texts changed with the new drafter, which must never be: it "
-                f"is not written; {job.candidate} holds it, for a report of this fault"
-            )
-        plain, llm = open_llm("none"), open_llm(job.drafter)
-        try:
-            params = SamplingParams(max_tokens=SERVED_TOKENS, seed=0)
-            figures = bench({PLAIN: ours(plain, params), job.drafter: ours(llm, params)}, prompts, SERVED_TOKENS)
-            device = str(llm.engine.target.device)
-        finally:
-            plain.close()
-            llm.close()
-    speed = figures[job.drafter].to_json(figures[PLAIN])
-    checked = {"compared": report.compared, "differing": report.differing}
-    return {"served": served, "check": checked, "speed": {**speed, "device": device}}
 
 
 def _place(out: str) -> Path:

@@ -33,6 +33,8 @@ from outrider.registry import READ_BY, reads
 
 DEFAULT_DRAFTER = "ngram"
 """Needs no weights, no memory and no training, and is silent where it has nothing to say."""
+TRAINED_DRAFTER = "ngram+small_model"
+"""Where a small model was trained for the target: the fastest that was measured on a CPU (docs/measurements.md)."""
 HIDDEN = ("memory", "pass_seconds", "probe", "drafter_probe", "reasons", "notes")
 """Settings with a line of their own, or only in the JSON."""
 TYPICAL_CONTEXT = 256
@@ -223,7 +225,7 @@ def _refuse(config: EngineConfig, target: Target) -> None:
 def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> Drafter | None:
     name = config.drafter
     if name == "auto":
-        name, reasons["drafter"] = _choice(config)
+        name, reasons["drafter"] = _choice(config, target)
     for setting, readers in READ_BY.items():
         if getattr(config, setting) and not reads(setting, name):
             raise ConfigError(f"{setting} is read by {', '.join(readers)}, not by {name!r}: leave one out")
@@ -232,9 +234,11 @@ def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> D
     return build(name, Workshop(target, config))
 
 
-def _choice(config: EngineConfig) -> tuple[str, str]:
+def _choice(config: EngineConfig, target: Target) -> tuple[str, str]:
     """The drafter where none is named, and why."""
     if config.drafter_model is None:
+        if target.device.type == "cpu" and files.find("small_model", target):
+            return TRAINED_DRAFTER, "a small model for this target comes along; the fastest on a CPU"
         return DEFAULT_DRAFTER, "needs no weights and no memory"
     folder = files.trained(config.drafter_model)
     if folder is None:

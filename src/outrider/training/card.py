@@ -15,6 +15,7 @@ def card(provenance: Mapping[str, Any]) -> str:
     held_out = made["held_out"]
     hits = " ".join(f"{rate:.2f}" for rate in held_out["hit"])
     speed = seen["speed"]
+    kind = f" with {speed['dtype']} weights" if "dtype" in speed else ""
     lines = [
         f"# {drafter} for {target}",
         "",
@@ -43,7 +44,7 @@ def card(provenance: Mapping[str, Any]) -> str:
         f"({served['cycles']} cycles).",
         f"- `check`: {seen['check']['compared']} texts compared with plain decoding, "
         f"{seen['check']['differing']} differ.",
-        f"- Speed on {speed['device']}: {speed['tokens_per_second']:.1f} tokens/s, {speed['ratio_to_plain']:.2f} "
+        f"- Speed on {speed['device']}{kind}: {speed['tokens_per_second']:.1f} tokens/s, {speed['ratio_to_plain']:.2f} "
         f"times plain decoding (median over {speed['runs']} prompts). "
         + ("" if speed["ratio_to_plain"] > 1 else _SPEED),
         "",
