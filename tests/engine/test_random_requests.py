@@ -127,7 +127,7 @@ def check_books(engine: Engine, clients: dict[int, Client]) -> None:
     assert engine.ledger.pool.num_held == 0
     assert not engine._contexts
     assert not engine._texts
-    assert not engine.control._plain_cycles
+    assert not engine.control._idle
     assert not engine.control.acceptance._requests
     for request in (client.request for client in clients.values()):
         tally = request.tally
