@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 
 import outrider
 from outrider.errors import ModelError
+from outrider.models.heads.parts import cut, joined
 from outrider.models.target import Target
 
 FORMAT = 1
@@ -171,7 +172,7 @@ def read(folder: Path, drafter: str | None = None) -> Artefact:
         index = folder / _INDEX
         names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_WEIGHTS]
         parts = {key: tensor for name in names for key, tensor in load_file(folder / name).items()}
-        return Artefact(config, _joined(parts))
+        return Artefact(config, joined(parts))
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(f"the weights in {folder} are damaged or missing: fetch or train the drafter again") from error
 
@@ -203,7 +204,8 @@ def write(
         (fresh / _CONFIG).write_text(json.dumps({"format": FORMAT, **config}, indent=2) + "\n")
         (fresh / "provenance.json").write_text(json.dumps(dict(provenance), indent=2) + "\n")
         (fresh / "README.md").write_text(card)
-        save_torch_state_dict(dict(_cut(tensors)), fresh, max_shard_size=SHARD_BYTES - _HEADER_BYTES)
+        limit = SHARD_BYTES - _HEADER_BYTES
+        save_torch_state_dict(dict(cut(tensors, limit)), fresh, max_shard_size=limit)
         for file in fresh.iterdir():
             file.chmod(0o644)  # safetensors makes its files for their owner alone
         _exchange(fresh, folder)
@@ -300,25 +302,3 @@ def _described(folder: Path) -> dict[str, Any]:
         return {}
     whole = isinstance(config, dict) and isinstance(config.get("target"), dict) and "drafter" in config
     return config if whole else {}
-
-
-def _cut(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in tensors.items():
-        num_parts = -(-tensor.nbytes // (SHARD_BYTES - _HEADER_BYTES))
-        if num_parts <= 1:
-            yield name, tensor.contiguous()
-            continue
-        for index, part in enumerate(tensor.chunk(num_parts)):
-            yield f"{name}.part{index}", part.clone()
-
-
-def _joined(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    tensors: dict[str, list[tuple[int, Tensor]]] = {}
-    for name, tensor in parts.items():
-        stem, mark, number = name.rpartition(".part")
-        whole = not (mark and number.isdigit())
-        tensors.setdefault(name if whole else stem, []).append((0 if whole else int(number), tensor))
-    return {
-        name: found[0][1] if len(found) == 1 else torch.cat([part for _, part in sorted(found, key=lambda f: f[0])])
-        for name, found in tensors.items()
-    }
