@@ -157,7 +157,7 @@ def test_a_training_job_is_what_was_asked_for(run, trained, monkeypatch, tmp_pat
     assert run("train", "medusa", "--target", "m", "--out", str(out), *words).code == 0
     job, asked, settings = made[0]
     assert (job.drafter, job.target, job.out, job.work) == ("medusa", "m", out, tmp_path / "o.work")
-    assert job.settings("none")["device"] == "cpu"
+    assert job.served.device == "cpu"
     assert [prompt.content for prompt in asked] == ["a"]
     assert settings == ReplySettings(num_tokens=500)
     assert trained[0]["folders"] == [Path("made")]

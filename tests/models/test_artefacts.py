@@ -179,7 +179,7 @@ def test_without_weights_the_command_that_makes_them_is_named(kind, target, shel
 def test_named_weights_choose_their_own_drafter(kind, target, tmp_path):
     folder = artefacts.write(tmp_path / "a", kind, target)
     assert kind in READ_BY["drafter_model"]
-    assert _choice(EngineConfig(model="tiny", drafter_model=str(folder)))[0] == kind
+    assert _choice(EngineConfig(model="tiny", drafter_model=str(folder)), target)[0] == kind
     assert DRAFTERS[kind](Workshop(target, EngineConfig(model="tiny", drafter_model=str(folder)))).nbytes > 0
     wrong = "medusa" if kind != "medusa" else "block"
     with pytest.raises(ModelError, match=f"of the kind '{kind}'"):
