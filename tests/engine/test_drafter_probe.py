@@ -1,8 +1,8 @@
-"""The start-up probe counts levels, each right in one sibling at most: wide trees are judged like chains."""
+"""The start-up probe judges chains: of many siblings one is right by chance, and one right of many is no chance."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -12,28 +12,37 @@ from outrider.errors import ConfigError
 
 
 def engine(width: int, accepted_a_cycle: float) -> SimpleNamespace:
-    """Whatever it is asked, it finishes with these counts."""
+    """One whose user chose trees of `width`; whatever it is asked, it finishes with these counts."""
     cycles = 40
+    probed = [width]
+    requests = []
 
-    def add(request) -> None:
-        tally = request.tally
-        tally.cycles, tally.drafted = cycles, cycles * DEPTH * width
+    @contextmanager
+    def always_guessing(depth: int, width: int | None = None):
+        probed[0] = width or probed[0]
+        yield
+        probed[0] = None
+
+    def step() -> None:
+        tally = requests[0].tally
+        tally.cycles, tally.drafted = cycles, cycles * DEPTH * probed[0]
         tally.accepted = int(cycles * accepted_a_cycle)
-        request.phase = type(request.phase).FINISHED
+        requests[0].phase = type(requests[0].phase).FINISHED
 
     return SimpleNamespace(
         scheduler=SimpleNamespace(max_context=2 * NUM_TOKENS),
         target=SimpleNamespace(vocab_size=100),
         drafter=SimpleNamespace(name="eagle3"),
-        add=add,
-        always_guessing=lambda depth: nullcontext(),
+        add=requests.append,
+        step=step,
+        always_guessing=always_guessing,
     )
 
 
 @pytest.mark.parametrize("width", [1, 4, 32])
 def test_a_drafter_that_is_right_every_other_cycle_is_kept_at_any_width(width):
     found = probe_drafter(engine(width, 0.5))
-    assert (found.drafted, found.accepted) == (40 * DEPTH * width, 20)
+    assert (found.drafted, found.accepted) == (40 * DEPTH, 20)
 
 
 @pytest.mark.parametrize("width", [1, 32])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
@@ -13,9 +12,6 @@ from outrider.errors import KernelError
 from outrider.kernels import select
 from outrider.kernels.native import load_native
 from outrider.kernels.plain import PlainKernels
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 
 TARGETS = {
     "native": ("-march=native",),

@@ -36,17 +36,16 @@ def probe_drafter(engine: Engine) -> DrafterProbe:
     prompt = tuple(range(middle, middle + min(8, room)))
     request = Request(PROBE_ID, prompt, SamplingParams(), seed=0, limit=min(NUM_TOKENS, room))
     engine.add(request)
-    with engine.always_guessing(DEPTH):
+    with engine.always_guessing(DEPTH, width=1):  # more siblings would be right more often by chance
         while not request.is_finished:
             engine.step()
     tally = request.tally
     if request.error is not None:
         raise ConfigError(f"the start-up probe failed ({request.error}): check the weights of both models")
-    levels = min(tally.drafted, DEPTH * tally.cycles)  # of a level's siblings one at most can be right
-    if tally.drafted and tally.accepted < max(1, CHANCE * levels):
+    if tally.drafted and tally.accepted < max(1, CHANCE * tally.drafted):
         name = engine.drafter.name if engine.drafter else "none"
         raise ConfigError(
-            f"the drafter {name} guessed {tally.accepted} of {levels} tokens right, no better than chance: "
+            f"the drafter {name} guessed {tally.accepted} of {tally.drafted} tokens right, no better than chance: "
             "its model was probably trained for another target, or its weights did not load; "
             "choose one of the target's own family"
         )

@@ -90,12 +90,16 @@ class Engine:
             self._forget(request)
 
     @contextmanager
-    def always_guessing(self, depth: int) -> Iterator[None]:
-        """For tests of exactness: every decode pass guesses `depth` levels, whether that pays or not."""
+    def always_guessing(self, depth: int, width: int | None = None) -> Iterator[None]:
+        """For tests of exactness: every decode pass guesses `depth` levels, whether that pays or not.
+
+        width: siblings a level (None: as many as control would).
+        """
         chosen = self.control
         nodes = max(depth, chosen.nodes)
         depth = depth if self.drafter else 0
-        self.control = Control(chosen.cost, depth, chosen.width, nodes, adaptive=False, extra_rows=chosen.extra_rows)
+        wide = width or chosen.width
+        self.control = Control(chosen.cost, depth, wide, nodes, adaptive=False, extra_rows=chosen.extra_rows)
         try:
             yield
         finally:
