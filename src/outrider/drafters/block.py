@@ -12,12 +12,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.cache.pages import Pages
-from outrider.drafters.base import Ask, Commit, Needs, Workshop
-from outrider.drafters.candidates import Candidates
-from outrider.drafters.tap_fed import Feed, TapFed
-from outrider.drafters.trees import Level, Trees
-from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
+from outrider.drafters.base import Ask, Needs, Workshop
+from outrider.drafters.tap_fed import TapFed
+from outrider.drafters.trees import Level
+from outrider.models.batch import BatchBuilder, FlatBatch
 from outrider.models.heads import files
 from outrider.models.heads.block import BlockHead, Blocks
 from outrider.models.heads.stage import Rows
@@ -36,6 +34,7 @@ class Block(TapFed):
     """
 
     name = "block"
+    head: BlockHead
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
@@ -52,23 +51,10 @@ class Block(TapFed):
         )
         self.nbytes = self.head.nbytes
 
-    def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
-        assert own_pages is not None
-        target = self._workshop.target
-        self.head.place(own_pages)
-        self._block_size = block_size
-        self._feed = Feed(self.head.taps, len(self.head.taps) * target.hidden_size, target.device, block_size)
-        candidates = Candidates(target.kernels, target.vocab_size, self.head.kept_ids)
-        self._trees = Trees(candidates, self._workshop.config.acceptance)
-
     @torch.inference_mode()
     def write(self, batch: FlatBatch, taps: Tensor) -> None:
         """See `TapFed.write`; a context entry has no state to guess from."""
         self.head.write_context(taps, Rows(batch.positions, batch.slots, batch.keys))
-
-    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
-        super().observe(batch, output, commits)
-        self._trees.observe(commits)
 
     @torch.inference_mode()
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:

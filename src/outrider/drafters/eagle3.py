@@ -10,13 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.cache.pages import Pages
-from outrider.drafters.base import Ask, Commit, Needs, Workshop
-from outrider.drafters.candidates import Candidates
+from outrider.drafters.base import Ask, Needs, Workshop
 from outrider.drafters.grow import Scratch
-from outrider.drafters.tap_fed import Feed, TapFed
-from outrider.drafters.trees import Level, Trees
-from outrider.models.batch import FlatBatch, TargetOutput
+from outrider.drafters.tap_fed import TapFed
+from outrider.drafters.trees import Level
+from outrider.models.batch import FlatBatch
 from outrider.models.heads import files
 from outrider.models.heads.eagle3 import Eagle3Head
 from outrider.models.heads.stage import Rows
@@ -35,6 +33,7 @@ class Eagle3(TapFed):
     """
 
     name = "eagle3"
+    head: Eagle3Head
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
@@ -50,24 +49,11 @@ class Eagle3(TapFed):
         )
         self.nbytes = self.head.nbytes
 
-    def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
-        assert own_pages is not None
-        target = self._workshop.target
-        self.head.place(own_pages)
-        self._block_size = block_size
-        self._feed = Feed(self.head.taps, len(self.head.taps) * target.hidden_size, target.device, block_size)
-        candidates = Candidates(target.kernels, target.vocab_size, self.head.kept_ids)
-        self._trees = Trees(candidates, self._workshop.config.acceptance)
-
     @torch.inference_mode()
     def write(self, batch: FlatBatch, taps: Tensor) -> Tensor | None:
         """See `TapFed.write`."""
         states = self._states(batch, self.head.fuse(taps))
         return states if batch.logit_rows is None else states[batch.logit_rows]
-
-    def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
-        super().observe(batch, output, commits)
-        self._trees.observe(commits)
 
     @torch.inference_mode()
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:

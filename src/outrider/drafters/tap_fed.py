@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.drafters.base import Ask, Commit, Drafter
+from outrider.cache.pages import Pages
+from outrider.drafters.base import Ask, Commit, Drafter, Workshop
+from outrider.drafters.candidates import Candidates
+from outrider.drafters.trees import Trees
 from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
 from outrider.request import Request
 
@@ -132,10 +136,29 @@ class _Batcher:
         self._builder, self._taps = BatchBuilder(self._block_size), []
 
 
+class FedHead(Protocol):
+    """A head with a stack of its own: the target layers that it taps, the ids that it knows."""
+
+    taps: tuple[int, ...]
+    kept_ids: Tensor
+
+    def place(self, pages: Pages) -> None: ...
+
+
 class TapFed(Drafter):
     """A drafter with a stack of its own that is written from taps; it says how, in `write`."""
 
-    _feed: Feed
+    head: FedHead
+    _workshop: Workshop
+
+    def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
+        assert own_pages is not None
+        target = self._workshop.target
+        self.head.place(own_pages)
+        self._block_size = block_size
+        self._feed = Feed(self.head.taps, len(self.head.taps) * target.hidden_size, target.device, block_size)
+        candidates = Candidates(target.kernels, target.vocab_size, self.head.kept_ids)
+        self._trees = Trees(candidates, self._workshop.config.acceptance)
 
     def write(self, batch: FlatBatch, taps: Tensor) -> Tensor | None:
         """Write T entries, taps (T, W) -> states (M, H) of `batch.logit_rows`, where guesses start from them."""
@@ -148,6 +171,7 @@ class TapFed(Drafter):
         self._feed.observe(output, commits)
         for entries, taps in self._feed.overdue(commits):
             self.write(entries, taps)
+        self._trees.observe(commits)
 
     def seen(self, request: Request) -> int | None:
         return self._feed.done(request)

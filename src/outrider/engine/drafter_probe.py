@@ -11,7 +11,7 @@ from outrider.request import Request, SamplingParams
 NUM_TOKENS = 64
 DEPTH = 2
 CHANCE = 0.03
-"""Share of levels that even unrelated models of one vocabulary get right (frequent words, line breaks)."""
+"""Share of guesses that even unrelated models of one vocabulary get right (frequent words, line breaks)."""
 PROBE_ID = -1
 """No front door gives a request this id."""
 

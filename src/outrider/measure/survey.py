@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -128,20 +128,12 @@ def measure_acceptance(
     Raises:
         ConfigError: if a prompt failed; a drafter that cannot be built is told of in its row instead.
     """
-    rows = []
-    for count, variant in enumerate(variants, start=1):
-        progress(f"acceptance {count} of {len(variants)}: {variant.drafter}")
-        row = Row(variant)
-        rows.append(row)
-        try:
-            llm = open_llm(variant.settings())
-        except OutriderError as error:
-            row.error = str(error)
-            continue
-        with closing(llm):
-            asked = replace(params, temperature=variant.temperature)
-            for task, prompts in tasks.items():
-                row.tallies[task] = _accepted(llm, prompts, asked, raw)
+    rows = [Row(variant) for variant in variants]
+    for count, row, llm in _opened(open_llm, rows):
+        asked = replace(params, temperature=row.variant.temperature)
+        progress(f"acceptance {count} of {len(variants)}: {row.variant.drafter}")
+        for task, prompts in tasks.items():
+            row.tallies[task] = _accepted(llm, prompts, asked, raw)
     return rows
 
 
@@ -158,25 +150,32 @@ def measure_speed(
     Raises:
         ConfigError: if a prompt failed; a drafter that cannot be built is told of in its row instead.
     """
-    rows = []
+    rows = [Row(variant) for variant in variants]
     with closing(open_llm({"drafter": "none", "prefix_cache": False})) as plain:
-        for count, variant in enumerate(variants, start=1):
-            row = Row(variant)
-            rows.append(row)
-            try:
-                llm = open_llm(variant.settings())
-            except OutriderError as error:
-                row.error = str(error)
-                continue
-            asked = replace(params, temperature=variant.temperature)
-            with closing(llm):
-                contenders = {PLAIN: ours(plain, asked, raw), variant.drafter: ours(llm, asked, raw)}
-                for task, prompts in tasks.items():
-                    progress(f"speed {count} of {len(variants)}: {variant.drafter}, {task}")
-                    figures = bench(contenders, prompts, params.max_tokens)
-                    row.speeds[task] = figures[variant.drafter], figures[PLAIN]
-                    row.tallies[task] = figures[variant.drafter].pooled()
+        for count, row, llm in _opened(open_llm, rows):
+            asked, drafter = replace(params, temperature=row.variant.temperature), row.variant.drafter
+            contenders = {PLAIN: ours(plain, asked, raw), drafter: ours(llm, asked, raw)}
+            for task, prompts in tasks.items():
+                progress(f"speed {count} of {len(variants)}: {drafter}, {task}")
+                figures = bench(contenders, prompts, params.max_tokens)
+                row.speeds[task] = figures[drafter], figures[PLAIN]
+                row.tallies[task] = figures[drafter].pooled()
     return rows
+
+
+def _opened(open_llm: Open, rows: Sequence[Row]) -> Iterator[tuple[int, Row, Any]]:
+    """Each row with its number, from 1, and its engine, open until the next is asked for.
+
+    A drafter that cannot be built is told of in its row instead.
+    """
+    for count, row in enumerate(rows, start=1):
+        try:
+            llm = open_llm(row.variant.settings())
+        except OutriderError as error:
+            row.error = str(error)
+            continue
+        with closing(llm):
+            yield count, row, llm
 
 
 def _accepted(llm: Any, prompts: Sequence[Prompt], params: Any, raw: bool) -> Tally:
