@@ -49,3 +49,16 @@ def test_a_drafter_that_is_right_every_other_cycle_is_kept_at_any_width(width):
 def test_one_that_is_never_right_is_refused(width):
     with pytest.raises(ConfigError, match="guessed 0 of 80 tokens right"):
         probe_drafter(engine(width, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("doubts", "cause"),
+    [
+        (None, "trained for another target"),
+        ([], "train it longer"),
+        (["its target rotates otherwise", "and more"], "its target rotates otherwise; choose one"),
+    ],
+)
+def test_the_likely_cause_is_named(doubts, cause):
+    with pytest.raises(ConfigError, match=cause):
+        probe_drafter(engine(1, 0.0), doubts)

@@ -10,7 +10,7 @@ import typer
 from outrider.cli.options import Json, Limit, PromptFiles
 from outrider.cli.proof import SERVED_DEPTH, Served
 from outrider.cli.provenance import today
-from outrider.cli.render import print_json, write
+from outrider.cli.render import notes, print_json, write
 from outrider.cli.session import fetch_if_missing
 from outrider.errors import ModelError
 from outrider.measure.prompts import load_prompts
@@ -27,7 +27,8 @@ def prove(
     as_json: Json = False,
 ) -> None:
     """Check a trained drafter, measure what it brings here, and renew its provenance and its model card."""
-    from outrider.models.heads import files
+    from outrider.models.heads import files, wiring
+    from outrider.models.loader import load
 
     folder = files.locate(drafter)
     asked = load_prompts(prompts, limit)
@@ -37,8 +38,15 @@ def prove(
         raise ModelError(f"{folder} has no provenance.json to renew: train the drafter again") from error
     fetch_if_missing(target)
     artefact = files.read(folder)
+    served = load(target, device=device, self_test=False)
+    files.check_target(artefact, served)
+    described = dict(artefact.config["target"])
+    for doubt in wiring.doubts(artefact.drafter, described, served) or ():
+        notes().print(doubt, style="yellow", markup=False)
+    # One of an earlier version gets what it lacks; what is known of its own target stays.
+    told["target"] = {**wiring.signature(served), **described}
     told["figures"] = {**Served(artefact.drafter, target, folder, device).prove(asked), "date": today()}
-    config = {name: value for name, value in artefact.config.items() if name != "format"}
+    config = {**artefact.config, "target": told["target"]}
     files.write(folder, config, artefact.tensors, told, card(told))
     if as_json:
         print_json(told["figures"])

@@ -142,7 +142,7 @@ def _train(
     job: _Job, folders: Sequence[Path], config: TrainConfig, sizes: Mapping[str, Any], start_from: str | None
 ) -> dict[str, Any] | None:
     """Train, prove, measure, write; the provenance, or None in every process but the first."""
-    from outrider.models.heads import files
+    from outrider.models.heads import files, wiring
     from outrider.models.loader import causal_module, load
     from outrider.training.corpus import Corpus
     from outrider.training.loop import train as run
@@ -152,7 +152,7 @@ def _train(
     console = notes()
     data = combined(folders)
     engine_target = load(job.target, self_test=False)
-    described = files.describe_target(engine_target)
+    described = {**files.describe_target(engine_target), **wiring.signature(engine_target)}
     for made in data["settings"]:
         if made.get("vocabulary_sha256", described["vocabulary_sha256"]) != described["vocabulary_sha256"]:
             raise TrainingError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.engine.step import Engine
@@ -24,11 +25,14 @@ class DrafterProbe:
     accepted: int
 
 
-def probe_drafter(engine: Engine) -> DrafterProbe:
+def probe_drafter(engine: Engine, doubts: Sequence[str] | None = None) -> DrafterProbe:
     """Decode 64 greedy tokens with guesses at a fixed depth, then leave nothing behind.
 
+    Args:
+        doubts: how its target differs from the one that it was trained for; None where nobody knows.
+
     Raises:
-        ConfigError: where the guesses are no better than chance.
+        ConfigError: where the guesses are no better than chance, naming the likely cause.
     """
     room = engine.scheduler.max_context // 2
     # Ids from the middle of the vocabulary are words in every tokenizer, and mean as much to one model as to another.
@@ -46,7 +50,17 @@ def probe_drafter(engine: Engine) -> DrafterProbe:
         name = engine.drafter.name if engine.drafter else "none"
         raise ConfigError(
             f"the drafter {name} guessed {tally.accepted} of {tally.drafted} tokens right, no better than chance: "
+            + _cause(doubts)
+        )
+    return DrafterProbe(tally.drafted, tally.accepted)
+
+
+def _cause(doubts: Sequence[str] | None) -> str:
+    if doubts is None:
+        return (
             "its model was probably trained for another target, or its weights did not load; "
             "choose one of the target's own family"
         )
-    return DrafterProbe(tally.drafted, tally.accepted)
+    if doubts:
+        return f"{doubts[0]}; choose one that was trained for this target"
+    return "it is whole and this is the target that it was trained for, so it has not learnt enough; train it longer"

@@ -26,7 +26,7 @@ from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
 from outrider.models.batch import BatchBuilder
-from outrider.models.heads import files
+from outrider.models.heads import files, wiring
 from outrider.models.loader import load
 from outrider.models.target import Target
 from outrider.registry import READ_BY, reads
@@ -120,7 +120,10 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
     memory = _plan(config, target, drafter, nodes + needs.extra_rows, max_context)
     control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, needs.ranks, needs.extra_rows)
     engine = _engine(config, target, drafter, control, max_context, memory.slots)
-    found = probe_drafter(engine) if config.self_test and drafter is not None and drafter.nbytes else None
+    doubts, found = None, None
+    if config.self_test and drafter is not None and drafter.nbytes:
+        doubts = _doubts(config, target, drafter)
+        found = probe_drafter(engine, doubts)
     resolved = Resolved(
         model=target.name,
         way=target.way,
@@ -147,7 +150,7 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         probe=None if target.report is None else asdict(target.report),
         drafter_probe=None if found is None else asdict(found),
         reasons=reasons,
-        notes=tuple(target.all_notes),
+        notes=(*target.all_notes, *(doubts or ())),
     )
     return engine, resolved
 
@@ -232,6 +235,14 @@ def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> D
     if name == "none":
         return None
     return build(name, Workshop(target, config))
+
+
+def _doubts(config: EngineConfig, target: Target, drafter: Drafter) -> list[str] | None:
+    """How the target differs from the one that the drafter's weights were trained for; None where nobody knows."""
+    entries = ((name, files.trained_for(name, config.drafter_model, target)) for name in drafter.name.split("+"))
+    told = [wiring.doubts(name, entry, target) for name, entry in entries if entry is not None]
+    known = [doubts for doubts in told if doubts is not None]
+    return [doubt for doubts in known for doubt in doubts] if known else None
 
 
 def _choice(config: EngineConfig, target: Target) -> tuple[str, str]:

@@ -21,7 +21,9 @@ from torch import Tensor
 
 import outrider
 from outrider.errors import ModelError
+from outrider.models.heads import folders
 from outrider.models.heads.parts import cut, joined
+from outrider.models.heads.wiring import seal
 from outrider.models.target import Target
 
 FORMAT = 1
@@ -95,8 +97,10 @@ def trained(name: str) -> Path | None:
 
     None for anything else, such as a folder that holds a model of Transformers.
     """
-    folders = (Path(os.path.expanduser(name)), *(root / name for root in _roots()))  # `~nobody` stays as it is
-    return next((folder for folder in folders if "drafter" in _described(folder)), None)
+    places = (Path(os.path.expanduser(name)), *(root / name for root in _roots()))  # `~nobody` stays as it is
+    for place in places:
+        folders.restore(place)
+    return next((place for place in places if "drafter" in _described(place)), None)
 
 
 def locate(name: str) -> Path:
@@ -137,6 +141,16 @@ def find(drafter: str, target: Target) -> Path | None:
     return min(fitting)[2] if fitting else None
 
 
+def trained_for(drafter: str, named: str | None, target: Target) -> Mapping[str, Any] | None:
+    """The "target" entry of the trained drafter that an engine's settings lead to; None where they lead to none.
+
+    named: as `wanted` takes it; it may be meant for the other drafter of a cascade.
+    """
+    folder = find(drafter, target) if named is None else trained(named)
+    config = {} if folder is None else _described(folder)
+    return config["target"] if config.get("drafter") == drafter else None
+
+
 def wanted(drafter: str, named: str | None, target: Target) -> Path:
     """The folder that an engine's settings ask for: the one that is named, else the one that `find` finds.
 
@@ -159,8 +173,9 @@ def read(folder: Path, drafter: str | None = None) -> Artefact:
         drafter: the kind that is wanted, where only one will do.
 
     Raises:
-        ModelError: if the folder holds none, is damaged, of another format or of another kind.
+        ModelError: if the folder holds none, is damaged or was edited, is of another format or of another kind.
     """
+    folders.restore(folder)
     config = _described(folder)
     if "drafter" not in config:
         raise ModelError(f"{folder} holds no trained drafter: give a folder that `outrider train` wrote")
@@ -172,9 +187,16 @@ def read(folder: Path, drafter: str | None = None) -> Artefact:
         index = folder / _INDEX
         names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_WEIGHTS]
         parts = {key: tensor for name in names for key, tensor in load_file(folder / name).items()}
-        return Artefact(config, joined(parts))
+        tensors = joined(parts)
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(f"the weights in {folder} are damaged or missing: fetch or train the drafter again") from error
+    sealed = config.pop("seal", None)  # earlier versions wrote none
+    if sealed is not None and sealed != seal(config, tensors):
+        raise ModelError(
+            f"{folder} is not as it was written, its config.json or its weights were changed: fetch or train the "
+            "drafter again"
+        )
+    return Artefact(config, tensors)
 
 
 def may_be_written(folder: Path) -> bool:
@@ -190,44 +212,32 @@ def write(
     """Write a trained drafter; whatever was there stays whole until the new one is complete.
 
     Args:
-        config: without "format", which is added here. tensors: stored in the type they have.
+        config: without "format" and "seal", which are added here. tensors: stored in the type they have.
 
     Raises:
         OSError: if the disk is full or may not be written, or `may_be_written` says no; nothing of the new one is left.
     """
+    folders.restore(folder)
     if not may_be_written(folder):
         raise FileExistsError(errno.EEXIST, "something else than a trained drafter is there", str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     fresh.mkdir()
     try:
-        (fresh / _CONFIG).write_text(json.dumps({"format": FORMAT, **config}, indent=2) + "\n")
+        whole = {"format": FORMAT, **config}
+        whole["seal"] = seal(whole, tensors)
+        (fresh / _CONFIG).write_text(json.dumps(whole, indent=2) + "\n")
         (fresh / "provenance.json").write_text(json.dumps(dict(provenance), indent=2) + "\n")
         (fresh / "README.md").write_text(card)
         limit = SHARD_BYTES - _HEADER_BYTES
         save_torch_state_dict(dict(cut(tensors, limit)), fresh, max_shard_size=limit)
         for file in fresh.iterdir():
             file.chmod(0o644)  # safetensors makes its files for their owner alone
-        _exchange(fresh, folder)
+        folders.replace(fresh, folder)
     except SafetensorError as error:
         raise OSError(errno.EIO, str(error), str(folder)) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def _exchange(fresh: Path, folder: Path) -> None:
-    """Put a complete folder in the place of another, which comes back where that fails."""
-    if not folder.exists():
-        fresh.rename(folder)
-        return
-    old = fresh.with_name(f"{fresh.name}.old")
-    folder.rename(old)
-    try:
-        fresh.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old)
 
 
 def describe_target(target: Target) -> dict[str, Any]:
@@ -291,7 +301,11 @@ def _roots() -> list[Path]:
 
 
 def _shipped() -> list[Path]:
-    return [folder.parent for root in _roots() for folder in sorted(root.glob(f"*/*/{_CONFIG}"))]
+    for root in _roots():
+        for parent in root.glob("*"):
+            folders.restore_all(parent)
+    # What begins with a dot is being written, or was when its process was killed.
+    return [folder.parent for root in _roots() for folder in sorted(root.glob(f"*/[!.]*/{_CONFIG}"))]
 
 
 def _described(folder: Path) -> dict[str, Any]:
