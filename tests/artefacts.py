@@ -87,6 +87,7 @@ def _block(m: _Maker) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "adapter.weight": torch.eye(m.hidden).bfloat16() + m.weight(m.hidden, m.hidden, gain=0.2),
         "markov_in.weight": m.weight(len(m.kept), rank),
         "markov_out.weight": m.weight(len(m.kept), rank),
+        "markov_gate.weight": m.weight(rank, m.hidden),
         "confidence_state": m.weight(m.hidden),
         "confidence_prev": m.weight(rank),
         "confidence_bias": torch.tensor([0.5]).bfloat16(),
@@ -97,9 +98,9 @@ def _block(m: _Maker) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def _medusa(m: _Maker) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {
-        "tap_norm.weight": m.norm(m.hidden),
+        "tap_norms": m.norm(2, m.hidden),
         "embed_norm.weight": m.norm(m.hidden),
-        "in_proj.weight": m.weight(m.hidden, 2 * m.hidden),
+        "in_proj.weight": m.weight(m.hidden, 3 * m.hidden),
         "rates": torch.rand(3, NUM_RANKS, generator=m.generator).sort(dim=1, descending=True).values / 2,
         "kept_ids": m.kept,
     }
@@ -107,7 +108,7 @@ def _medusa(m: _Maker) -> tuple[dict[str, Tensor], dict[str, Any]]:
         for b in range(2):
             for name in ("up", "down"):
                 tensors[f"heads.{k}.{b}.{name}.weight"] = m.weight(m.hidden, m.hidden)
-    return tensors, {"taps": [m.layers - 1]}
+    return tensors, {"taps": [m.layers // 2, m.layers - 1]}
 
 
 def _small_model(m: _Maker) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -114,7 +114,7 @@ def block(
     known_positions = range(len(known))
     positions = [len(known) - 1 + i for i in range(len(path) + 1)]
     x = torch.stack([world.embedding[known[-1]].double(), *[w["mask"]] * len(path)])
-    for layer in range(2):
+    for layer in range(sum(name.endswith("input_norm.weight") for name in w)):
         prefix = f"layers.{layer}."
         normed = rms(x, w[f"{prefix}input_norm.weight"], eps)
         q = rotate(heads(normed, w[f"{prefix}q_proj.weight"], world), positions, world)
@@ -133,7 +133,8 @@ def block(
     logits = world.head[kept].double() @ (w["adapter.weight"] @ state)
     score = w["confidence_state"] @ state + w["confidence_bias"][0]
     if path:
-        before = w["markov_in.weight"][(kept == path[-1]).nonzero()[0, 0]]
+        code = w["markov_in.weight"][(kept == path[-1]).nonzero()[0, 0]]
+        before = code * (1 + w["markov_gate.weight"] @ state)
         logits = logits + w["markov_out.weight"] @ before
         score = score + w["confidence_prev"] @ before
     return logits, float(torch.sigmoid(score))
@@ -143,9 +144,9 @@ def medusa(
     artefact: Artefact, world: World, known: Sequence[int], taps: Sequence[Tensor], path: Sequence[int] = ()
 ) -> Tensor:
     w, eps = tensors(artefact), world.eps
-    h = rms(taps[0][len(known) - 2].double(), w["tap_norm.weight"], eps)
+    seen = [rms(tap[len(known) - 2].double(), norm, eps) for tap, norm in zip(taps, w["tap_norms"], strict=True)]
     e = rms(world.embedding[known[-1]].double(), w["embed_norm.weight"], eps)
-    z = h + w["in_proj.weight"] @ torch.cat([h, e])
+    z = seen[-1] + w["in_proj.weight"] @ torch.cat([*seen, e])
     for b in range(2):
         name = f"heads.{len(path)}.{b}"
         z = z + w[f"{name}.down.weight"] @ nn.functional.silu(w[f"{name}.up.weight"] @ z)

@@ -74,6 +74,7 @@ TRAINING = {
     "--weight-decay 0.3": ("weight_decay", 0.3),
     "--clip 0.5": ("clip", 0.5),
     "--loss tv": ("loss", "tv"),
+    "--optimizer adamw": ("optimizer", "adamw"),
     "--vocabulary 99": ("vocabulary", 99),
     "--max-length 64": ("max_length", 64),
     "--held-out 0.25": ("held_out", 0.25),

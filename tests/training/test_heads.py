@@ -167,7 +167,8 @@ def test_blocks_are_drafted_as_they_are_served(target):
                 logits = features.head @ module.adapter(rms(x[i], module.final_norm.weight))
                 before = tokens[anchor + i]
                 if i and before in index:
-                    logits = logits + module.markov_out(module.markov_in.weight[index[before]])
+                    gate = 1 + module.markov_gate(rms(x[i], module.final_norm.weight))
+                    logits = logits + module.markov_out(module.markov_in.weight[index[before]] * gate)
                 torch.testing.assert_close(rows[b, a, i], logits, rtol=2e-4, atol=2e-4)
 
 
@@ -200,10 +201,10 @@ def test_medusas_heads_see_the_state_before_and_the_last_token(target):
         reply, first = int(batch.replies[b]), int(batch.firsts[b])
         for start in range(int(batch.lengths[b]) - reply - 3):
             last = reply - 1 + start
-            h = rms(features.taps[5][b, last - 1], module.tap_norm.weight)
+            h = [rms(features.taps[tap][b, last - 1], module.tap_norms[i]) for i, tap in enumerate((2, 4, 5))]
             e = rms(features.embedding[batch.tokens[b, last]], module.embed_norm.weight)
             for k in range(3):
-                z = h + module.in_proj(torch.cat([h, e]))
+                z = h[-1] + module.in_proj(torch.cat([*h, e]))
                 for block in module.heads[k]:
                     z = z + block.down(silu(block.up(z)))
                 torch.testing.assert_close(seen[k][first + start + k], features.head @ z, rtol=2e-4, atol=2e-4)

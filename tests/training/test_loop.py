@@ -37,7 +37,7 @@ SHORT = TrainConfig(
     chunk=512,
     held_out=0.1,
     evaluation_tokens=4096,
-    learning_rate=1e-2,
+    learning_rate=3e-2,
     log_every=10,
     evaluate_every=1000,
 )

@@ -19,7 +19,7 @@ from outrider.errors import RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import LogprobsMode, SamplingParams
 from outrider.training.reply_settings import ReplySettings
-from outrider.training.settings import LOSSES, TrainConfig
+from outrider.training.settings import LOSSES, OPTIMIZERS, TrainConfig
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, folder, .gguf file or hub id.")]
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; `-` reads it from standard input.")]
@@ -47,6 +47,7 @@ CHOICES = {
     "acceptance": ACCEPTANCE,
     "logprobs_mode": tuple(LogprobsMode),
     "loss": LOSSES,
+    "optimizer": OPTIMIZERS,
 }
 REPEATED = {
     "logit_bias": ("--logit-bias", "ID=VALUE", str),

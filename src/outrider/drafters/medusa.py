@@ -27,7 +27,7 @@ WIDTH = 4
 
 
 class Medusa(Drafter):
-    """Guesses from the target's last hidden state; it has no stack, and lags behind nothing.
+    """Guesses from the target's last hidden states; it has no stack, and lags behind nothing.
 
     Raises:
         ModelError: if no heads were trained for this target.
@@ -49,10 +49,10 @@ class Medusa(Drafter):
         self._trees = Trees(candidates, self._workshop.config.acceptance)
 
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
-        """Keep the tap of the last committed token of each request: one row."""
-        (layer,) = self.heads.taps
+        """Keep the taps of the last committed token of each request: one row."""
         for commit in commits:
-            self._taps[commit.request.id] = output.taps[layer][commit.rows[-1]]
+            last = commit.rows[-1]
+            self._taps[commit.request.id] = torch.cat([output.taps[layer][last] for layer in self.heads.taps])
         self._trees.observe(commits)
 
     @torch.inference_mode()

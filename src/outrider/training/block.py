@@ -62,7 +62,8 @@ class Block(DraftModule):
     """Row 0 is the anchor, the last known token x_j; rows i >= 1 are learned masks. Row i predicts x_{j+1+i}.
 
     Args:
-        block_size: rows of a block. num_layers: decoder layers. markov_rank: of the correction by the token before.
+        block_size: rows of a block. num_layers: decoder layers. markov_rank: of the correction by the token before,
+            whose code the row's own state amplifies or silences (`markov_gate`).
         num_anchors: blocks drawn from each conversation's reply for one batch.
     """
 
@@ -73,8 +74,8 @@ class Block(DraftModule):
         shape: Shape,
         kept_ids: Tensor,
         block_size: int = 8,
-        num_layers: int = 2,
-        markov_rank: int = 64,
+        num_layers: int = 3,
+        markov_rank: int = 128,
         num_anchors: int = 64,
     ) -> None:
         super().__init__(shape, kept_ids)
@@ -93,6 +94,8 @@ class Block(DraftModule):
         nn.init.normal_(self.markov_in.weight, std=markov_rank**-0.5)
         self.markov_out = nn.Linear(markov_rank, len(kept_ids), bias=False)
         nn.init.zeros_(self.markov_out.weight)
+        self.markov_gate = nn.Linear(hidden, markov_rank, bias=False)
+        nn.init.zeros_(self.markov_gate.weight)
         self.confidence_state = nn.Parameter(torch.zeros(hidden))
         self.confidence_prev = nn.Parameter(torch.zeros(markov_rank))
         self.confidence_bias = nn.Parameter(torch.zeros(1))
@@ -148,7 +151,8 @@ class Block(DraftModule):
         counted = inside & (known | (levels == 0)).cumprod(dim=-1).bool()
 
         states = self._run(batch, features, tokens[..., 0], places)
-        correction = self.markov_in(before.clamp_min(0).flatten()) * known.flatten()[:, None]
+        code = self.markov_in(before.clamp_min(0).flatten()) * known.flatten()[:, None]
+        correction = code * (1 + self.markov_gate(states))
         score = features.arithmetic.score(
             lambda state, moved: project(self.adapter(state), features.head) + self.markov_out(moved),
             (states, correction),

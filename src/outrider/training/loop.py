@@ -1,4 +1,4 @@
-"""The loop that trains any drafter: batches, frozen target, loss, AdamW, checkpoints, reports."""
+"""The loop that trains any drafter: batches, frozen target, loss, optimisers, checkpoints, reports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from outrider.training.checkpoint import Checkpoints, State, fingerprint
 from outrider.training.corpus import Batch, Corpus
 from outrider.training.harvest import Features, Harvester
 from outrider.training.losses import Arithmetic
+from outrider.training.optimizers import optimizers
 from outrider.training.report import Report, Trained, Window
 from outrider.training.settings import MEASURED_STEPS, TrainConfig, rate
 
@@ -110,10 +112,7 @@ class _Run:
         self.bare = build(kind, module, self.vocabulary.kept_ids, settings, initial).to(self.device)
         arithmetic = Arithmetic(config.loss, config.chunk)
         self.harvester = Harvester(module, self.vocabulary.kept_ids, self.bare.taps, vocab_size, arithmetic)
-        optimizer = torch.optim.AdamW(
-            self.bare.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=on_gpu
-        )
-        self.model, self.optimizer = self.accelerator.prepare(self.bare, optimizer)
+        self.model, *self.optimizers = self.accelerator.prepare(self.bare, *optimizers(self.bare, config))
         self.peak = config.learning_rate or kind.learning_rate
         self.state = State(horizon=config.steps)
         self.checkpoints = Checkpoints(work, self.accelerator, self.state, self._identity(settings, initial))
@@ -137,8 +136,9 @@ class _Run:
     def _advance(self, batches: Iterator[Batch], window: Window) -> None:
         """One optimiser step; nothing here waits for the device."""
         state, config = self.state, self.config
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.peak * rate(config, state.done, state.horizon)
+        self.rate = self.peak * rate(config, state.done, state.horizon)
+        for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
+            group["lr"] = self.rate
         for _ in range(config.accumulate):
             batch = next(batches)
             with self.accelerator.accumulate(self.model):
@@ -146,8 +146,9 @@ class _Run:
                 self.accelerator.backward(loss)
                 if self.accelerator.sync_gradients:
                     self.accelerator.clip_grad_norm_(self.model.parameters(), config.clip)
-                self.optimizer.step()
-                self.optimizer.zero_grad()
+                for optimizer in self.optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
             window.add(loss.detach(), counts, batch.num_tokens)
             state.batches += 1
             state.tokens += batch.num_tokens * self.accelerator.num_processes
@@ -191,12 +192,11 @@ class _Run:
         try:
             batch = next(self.corpus.batches(self.config.batch_tokens, self.config.seed)).to(self.device)
             self.accelerator.backward(self.model(batch, self.harvester(batch))[0])
-            self.optimizer.zero_grad()
         except Exception as error:  # compilers fail in many ways, and none of them changes what is to be computed
             self.harvester.unfuse()
             self.bare.unfuse()
-            self.optimizer.zero_grad()
             self._tell("note", note=f"torch.compile failed ({first_line(error)}): training goes on without it, slower")
+        self.bare.zero_grad()
 
     def _measure_speed(self, done: int) -> None:
         """Set the horizon of a timed run from the speed since the last mark; the first mark leaves compiling out."""
@@ -222,7 +222,7 @@ class _Run:
     def _report(self, window: Window) -> None:
         figures = window.figures(self.accelerator.num_processes)
         self._refuse_no_number(figures)
-        figures["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        figures["learning_rate"] = self.rate
         self._tell("train", figures)
         late = self.config.seconds is not None and self._seconds() > self.config.seconds
         if self._agreed(late) and self.state.horizon is not None and self.state.done < self.state.horizon:

@@ -1,6 +1,7 @@
 """Medusa's heads: residual blocks over the target's last state and the last known token, one head for each position.
 
-Source: Medusa (Cai et al., 2401.10774); that the heads know the last token is the first step of Hydra (2402.05109).
+Sources: Medusa (Cai et al., 2401.10774); that the heads know the last token is the first step of Hydra (2402.05109),
+and that they see lower layers besides the last is EAGLE-3's (2503.01840).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Residual(nn.Module):
 
 
 class Medusa(DraftModule):
-    """Stands at x_j with the target's last state of position j - 1; head k = 1 .. K predicts x_{j+k}.
+    """Stands at x_j with the target's taps of position j - 1; head k = 1 .. K predicts x_{j+k}.
 
     Args:
         num_heads: K. num_blocks: residual blocks of a head.
@@ -52,10 +53,11 @@ class Medusa(DraftModule):
         hidden = shape.hidden
         self.num_levels = num_heads
         self.num_blocks = num_blocks
-        self.taps = (shape.num_layers - 1,)
-        self.tap_norm = nn.RMSNorm(hidden, shape.eps)
+        last = shape.num_layers - 1
+        self.taps = tuple(sorted({shape.num_layers // 3, 2 * shape.num_layers // 3, last}))
+        self.tap_norms = nn.Parameter(torch.ones(len(self.taps), hidden))
         self.embed_norm = nn.RMSNorm(hidden, shape.eps)
-        self.in_proj = nn.Linear(2 * hidden, hidden, bias=False)
+        self.in_proj = nn.Linear((len(self.taps) + 1) * hidden, hidden, bias=False)
         nn.init.zeros_(self.in_proj.weight)
         self.heads = nn.ModuleList(
             nn.Sequential(*(_Residual(hidden) for _ in range(num_blocks))) for _ in range(num_heads)
@@ -67,7 +69,7 @@ class Medusa(DraftModule):
         """Every head begins as the target's own norm and head: the state's next token."""
         made = cls(Shape.of(module), kept_ids, **settings).to(module.device)
         with torch.no_grad():
-            made.tap_norm.weight.copy_(final_norm(module))
+            made.tap_norms[-1].copy_(final_norm(module))
         return made
 
     def settings(self) -> dict[str, Any]:
@@ -87,10 +89,11 @@ class Medusa(DraftModule):
         return combine(scores, batch.offsets, [DECAY**level for level in range(self.num_levels)])
 
     def _states(self, batch: Batch, features: Features) -> Tensor:
-        """z, (B, S, H)."""
-        state = norm(shifted(features.taps[self.taps[0]]), self.tap_norm.weight, self.shape.eps)
-        token = norm(embedding(batch.tokens, features.embedding), self.embed_norm.weight, self.shape.eps)
-        moved: Tensor = state + self.in_proj(torch.cat([state, token], dim=-1))
+        """z, (B, S, H): the last layer's state, moved by all taps and the token."""
+        eps = self.shape.eps
+        states = [norm(shifted(features.taps[tap]), self.tap_norms[i], eps) for i, tap in enumerate(self.taps)]
+        token = norm(embedding(batch.tokens, features.embedding), self.embed_norm.weight, eps)
+        moved: Tensor = states[-1] + self.in_proj(torch.cat([*states, token], dim=-1))
         return moved
 
     @torch.no_grad()

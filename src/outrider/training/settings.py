@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outrider.errors import ConfigError
 
 LOSSES = ("hybrid", "forward_kl", "reverse_kl", "jsd", "tv")
+OPTIMIZERS = ("muon", "adamw")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,8 @@ class TrainConfig:
             given.
         batch_tokens: positions of one batch of one process, padding included. accumulate: batches a step.
         learning_rate: peak (None: the drafter's own). warmup: share of the steps that it rises in. final_rate: share of
-            the peak to which it then falls along a cosine. weight_decay: of AdamW. clip: of the gradient's norm.
+            the peak to which it then falls along a cosine. weight_decay: of every step. clip: of the gradient's norm.
+        optimizer: "muon" for the matrices between states, with AdamW for the rest, or "adamw" for all (`optimizers`).
         loss: how far the drafter's law is from the target's (`losses.divergence`). vocabulary: V_d, ids that the
             drafter knows.
         max_length: conversations are cut after so many tokens. held_out: share of prompts kept for evaluation.
@@ -39,6 +41,7 @@ class TrainConfig:
     learning_rate: float | None = None
     warmup: float = 0.04
     final_rate: float = 0.0
+    optimizer: str = "muon"
     weight_decay: float = 0.0
     clip: float = 1.0
     loss: str = "hybrid"
@@ -77,6 +80,8 @@ class TrainConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is out of range: give a number in 0 .. 1")
         if self.loss not in LOSSES:
             raise ConfigError(f"loss={self.loss!r} is unknown: choose one of {', '.join(LOSSES)}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ConfigError(f"optimizer={self.optimizer!r} is unknown: choose one of {', '.join(OPTIMIZERS)}")
         if not 0 < self.held_out < 1 or not 0 <= self.warmup < 1:
             raise ConfigError("held_out and warmup are shares: give numbers between 0 and 1")
 

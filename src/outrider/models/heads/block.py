@@ -42,10 +42,12 @@ class Blocks:
     """What one pass over the T rows of some blocks gives.
 
     Attributes:
-        logits: (T, V_d) float32, before any correction. confidence: (T,), what the states alone say of it.
+        logits: (T, V_d) float32, before any correction. gate: (T, r), what the states make of the code of the token
+            before. confidence: (T,), what the states alone say of it.
     """
 
     logits: Tensor
+    gate: Tensor
     confidence: Tensor
 
 
@@ -82,6 +84,7 @@ class BlockHead:
         num_kept = self.kept_ids.shape[0]
         self._markov_in = parts.floats("markov_in.weight", num_kept, None)
         self._markov_out = parts.linear(["markov_out"], num_kept, self._markov_in.shape[1])
+        self._markov_gate = parts.linear(["markov_gate"], self._markov_in.shape[1], hidden)
         self._confidence = pack(parts.floats("confidence_state", hidden)[None], self._kernels, target.device, "float32")
         self._confidence_prev = parts.floats("confidence_prev", self._markov_in.shape[1])
         self._confidence_bias = float(parts.floats("confidence_bias", 1))
@@ -106,6 +109,7 @@ class BlockHead:
             "normed": (hidden,),
             "state": (hidden,),
             "adapted": (hidden,),
+            "gate": (self._markov_in.shape[1],),
             **self._layers[0].attention.buffers(),
             **self._layers[0].mlp.buffers(),
         }
@@ -126,13 +130,13 @@ class BlockHead:
         room["x"][starts] = self._target.model.embed(anchors)
         self._block.run(rows)
         confidence = self._confidence(room["state"])[:, 0] + self._confidence_bias
-        return Blocks(self._head(room["adapted"]), confidence)
+        return Blocks(self._head(room["adapted"]), 1 + room["gate"], confidence)
 
     def corrected(self, blocks: Blocks, places: Tensor, previous: Tensor) -> tuple[Tensor, list[float]]:
         """Logits (P, V_d) of rows `places` (P,) of the blocks after the tokens `previous` (P,), and how far to trust
         each: the expected `1 - TV(p, q)`. Both int64; the tokens are kept ids.
         """
-        before = self._markov_in[self._index[previous]]
+        before = self._markov_in[self._index[previous]] * blocks.gate[places]
         logits = self._markov_out(before, residual=blocks.logits[places])
         return logits, _trust(blocks.confidence[places] + before @ self._confidence_prev)
 
@@ -162,6 +166,7 @@ class BlockHead:
             layer.mlp.apply(kernels, b, b["x"], b["normed"])
         kernels.rms_norm(b["x"], self._final_norm, eps, out=b["state"])
         self._adapter(b["state"], out=b["adapted"])
+        self._markov_gate(b["state"], out=b["gate"])
 
 
 def _trust(scores: Tensor) -> list[float]:

@@ -105,7 +105,7 @@ class Parts:
         if any(size not in (None, real) for size, real in zip(shape, found.shape, strict=True)):
             raise ModelError(
                 f"tensor {name} of the {self.drafter} drafter has shape {tuple(found.shape)}, not {shape}: it was "
-                "trained for another target, or by another version"
+                "trained for another target, or by another version; train it again"
             )
         return found
 

@@ -1,7 +1,8 @@
 """Medusa's heads served: residual blocks over the target's last state and the last known token, one for each position.
 
-Source: Cai et al., "Medusa" (2401.10774); that the heads know the last token is the first step of Hydra (2402.05109).
-After n known tokens the heads read the tap of position n - 2 and the token x_{n - 1}; head k predicts x_{n - 1 + k}.
+Sources: Cai et al., "Medusa" (2401.10774); that the heads know the last token is the first step of Hydra (2402.05109),
+and that they see lower layers besides the last is EAGLE-3's (2503.01840). After n known tokens the heads read the taps
+of position n - 2 and the token x_{n - 1}; head k predicts x_{n - 1 + k}.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class MedusaHeads:
     """K heads over one state.
 
     Attributes:
-        taps: target layers it reads. kept_ids: (V_d,) int64. num_heads: K. nbytes: of its weights.
+        taps: target layers it reads, the last one last. kept_ids: (V_d,) int64. num_heads: K. nbytes: of its weights.
         rates: by head and rank, how often that guess was the target's token where the heads before were right.
 
     Raises:
@@ -40,13 +41,11 @@ class MedusaHeads:
         self._target = target
         self._kernels = target.kernels
         self._eps = parts.eps
-        self._tap_norm = parts.floats("tap_norm.weight", hidden)
+        if not self.taps or not self.rates:
+            raise ModelError(f"the {artefact.drafter} drafter reads no layer, or has no rates: train it again")
+        self._tap_norms = parts.floats("tap_norms", len(self.taps), hidden)
         self._embed_norm = parts.floats("embed_norm.weight", hidden)
-        self._in = parts.linear(["in_proj"], hidden, 2 * hidden)
-        if len(self.taps) != 1 or not self.rates:
-            raise ModelError(
-                f"the {artefact.drafter} drafter reads another number of layers, or has no rates: train it again"
-            )
+        self._in = parts.linear(["in_proj"], hidden, (len(self.taps) + 1) * hidden)
         blocks = sorted({int(name.split(".")[2]) for name in artefact.tensors if name.startswith("heads.0.")})
         if not blocks:
             raise ModelError(f"the {artefact.drafter} drafter has no heads: train it again")
@@ -63,9 +62,9 @@ class MedusaHeads:
         self._head = parts.kept_head()
         self.nbytes = parts.nbytes
         shapes = {
-            "tap": (hidden,),
+            "taps": (len(self.taps) * hidden,),
             "token": (hidden,),
-            "pair": (2 * hidden,),
+            "seen": ((len(self.taps) + 1) * hidden,),
             "z": (hidden,),
             "gate_up": (2 * hidden,),
             "gated": (hidden,),
@@ -74,10 +73,10 @@ class MedusaHeads:
         self._stage = Stage(self._kernels, target.device, shapes, self._run)
 
     def logits(self, taps: Tensor, tokens: Tensor, depth: int) -> Tensor:
-        """The first `depth` heads: taps (A, H) raw, tokens (A,) int64 -> (A, depth, V_d) float32 over the kept ids."""
+        """The first `depth` heads: raw taps (A, n H), tokens (A,) int64 -> (A, depth, V_d) float32 over kept ids."""
         num_rows = tokens.shape[0]
         room = self._stage.room(num_rows)
-        room["tap"].copy_(taps)
+        room["taps"].copy_(taps)
         room["gate_up"][:, self._hidden :] = 1.0  # silu(gate) * 1
         self._target.model.embed(tokens, out=room["token"])
         self._stage.run(nowhere(num_rows, taps.device))
@@ -86,10 +85,11 @@ class MedusaHeads:
 
     def _run(self, b: Buffers, _rows: Rows) -> None:
         kernels, hidden = self._kernels, self._hidden
-        state, token = b["pair"][:, :hidden], b["pair"][:, hidden:]
-        kernels.rms_norm(b["tap"], self._tap_norm, self._eps, out=state)
+        *states, token = b["seen"].split(hidden, dim=1)
+        for tap, norm, state in zip(b["taps"].split(hidden, dim=1), self._tap_norms, states, strict=True):
+            kernels.rms_norm(tap, norm, self._eps, out=state)
         kernels.rms_norm(b["token"], self._embed_norm, self._eps, out=token)
-        self._in(b["pair"], residual=state, out=b["z"])
+        self._in(b["seen"], residual=states[-1], out=b["z"])
         for k, blocks in enumerate(self._blocks):
             z, out = b["z"], b[f"z{k}"]
             for up, down in blocks:
