@@ -41,15 +41,20 @@ def target():
     return make_module("llama", num_hidden_layers=6, tie_word_embeddings=True, rms_norm_eps=EPS)
 
 
-def watched(target, module, seed=0) -> tuple[Features, list[torch.Tensor]]:
-    """One batch through a module whose every weight is far from its beginning: features, and draft logits by level."""
+def watched(target, module, seed=0, kept=KEPT, silent=()) -> tuple[Features, list[torch.Tensor]]:
+    """One batch through a module whose every weight is far from its beginning: features, and draft logits by level.
+
+    silent: parameters that are zero.
+    """
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.3 if parameter.dim() < 2 else 0.15))
+        for parameter in silent:
+            parameter.zero_()
     arithmetic = Watcher()
     batch = make_batch()
-    features = Harvester(target, KEPT, module.taps, VOCAB, arithmetic)(batch)
+    features = Harvester(target, kept, module.taps, VOCAB, arithmetic)(batch)
     loss, counts = module.loss(batch, features)
     assert torch.isfinite(loss)
     assert (counts.hits <= counts.rows).all()

@@ -154,7 +154,7 @@ class Block(DraftModule):
         code = self.markov_in(before.clamp_min(0).flatten()) * known.flatten()[:, None]
         correction = code * (1 + self.markov_gate(states))
         score = features.arithmetic.score(
-            lambda state, moved: project(self.adapter(state), features.head) + self.markov_out(moved),
+            lambda state, moved: project(self.adapter(state), features.head, features.bias) + self.markov_out(moved),
             (states, correction),
             features.law.at(entries.flatten()),
         )

@@ -55,7 +55,9 @@ class EarlyExit(DraftModule):
 
     def loss(self, batch: Batch, features: Features) -> tuple[Tensor, Counts]:
         states = norm(before(features.taps[self.taps[0]], batch.rows, 0), self.norm.weight, self.shape.eps)
-        score = features.arithmetic.score(lambda state: project(state, features.head), (states,), features.law)
+        score = features.arithmetic.score(
+            lambda state: project(state, features.head, features.bias), (states,), features.law
+        )
         return combine([score] * self.num_levels, batch.offsets, [1.0] + [0.0] * (self.num_levels - 1))
 
     def tensors(self) -> dict[str, Tensor]:

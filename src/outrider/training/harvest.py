@@ -25,14 +25,16 @@ class Features:
 
     Attributes:
         taps: output of each layer asked for, (B, S, H). law: the target's law at the batch's N entries.
-        embedding: (V, H) and head: (V_d, H), the target's own rows, frozen. cos, sin: (P, D / 2) float32 rotary tables,
-            None for a target without them. arithmetic: how to score.
+        embedding: (V, H) and head: (V_d, H), the target's own rows, frozen. bias: (V_d,) of that head, None where it
+            has none. cos, sin: (P, D / 2) float32 rotary tables, None for a target without them. arithmetic: how to
+            score.
     """
 
     taps: dict[int, Tensor]
     law: Law
     embedding: Tensor
     head: Tensor
+    bias: Tensor | None
     cos: Tensor | None
     sin: Tensor | None
     arithmetic: Arithmetic
@@ -70,6 +72,8 @@ class Harvester:
         self._embedding = self.module.get_input_embeddings().weight.detach()
         self.kept_ids = self.kept_ids.to(self._embedding.device, torch.int64)
         self._head = head.weight.detach()[self.kept_ids]
+        bias = getattr(head, "bias", None)
+        self._bias = None if bias is None else bias.detach()[self.kept_ids]
         self._places = self.kept_ids.new_full((self.vocab_size,), -1)
         self._places[self.kept_ids] = torch.arange(len(self.kept_ids), device=self.device)
         self._body = getattr(self.module, self.module.base_model_prefix)
@@ -104,6 +108,7 @@ class Harvester:
             law=self._law(hidden.flatten(0, 1)[batch.rows]),
             embedding=self._embedding,
             head=self._head,
+            bias=self._bias,
             cos=self._cos,
             sin=self._sin,
             arithmetic=self.arithmetic,

@@ -85,7 +85,11 @@ class Medusa(DraftModule):
         scores = []
         for level, head in enumerate(self.heads):
             rows = head(before(states, batch.rows, level))
-            scores.append(features.arithmetic.score(lambda state: project(state, features.head), (rows,), features.law))
+            scores.append(
+                features.arithmetic.score(
+                    lambda state: project(state, features.head, features.bias), (rows,), features.law
+                )
+            )
         return combine(scores, batch.offsets, [DECAY**level for level in range(self.num_levels)])
 
     def _states(self, batch: Batch, features: Features) -> Tensor:
@@ -108,7 +112,7 @@ class Medusa(DraftModule):
                 rows = head(before(states, batch.rows, level))
                 ranked = torch.cat(
                     [
-                        project(part.to(features.head.dtype), features.head).topk(ranks).indices
+                        project(part.to(features.head.dtype), features.head, features.bias).topk(ranks).indices
                         for (part,) in features.arithmetic.chunks(rows)
                     ]
                 )[: len(rows)]
