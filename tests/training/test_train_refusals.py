@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from outrider.cli import main
-from outrider.cli.train import _place
+from outrider.cli.train import _Job, _place, _rehearse
 from outrider.errors import ConfigError, NumericsError, TrainingError
 from outrider.models.heads import files
+from outrider.registry import TRAINED
 from outrider.training.checkpoint import fingerprint
 from outrider.training.loop import train as run
 from outrider.training.settings import TrainConfig
 from outrider.training.shards import combined
+from tests.models.tiny import make_module, make_tokenizer
 from tests.training.grammar import VOCAB
 
 LEAST = TrainConfig(steps=2, batch_tokens=256, vocabulary=32, held_out=0.1, evaluation_tokens=512, chunk=256)
@@ -87,6 +89,34 @@ def test_a_link_to_a_folder_is_followed(tmp_path):
 def test_what_cannot_be_is_refused_before_anything_is_loaded(words, part, tmp_path, capfd):
     assert part in refused("--out", str(tmp_path / "o"), *words, capfd=capfd)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("drafter", "model", "words", "part"),
+    [
+        ("eagle3", "gpt2", [], "gpt2 has no one table of rotary positions: train medusa or small_model instead"),
+        ("block", "opt", [], "opt has no one table of rotary positions: train medusa or small_model instead"),
+        ("eagle3", "gemma3", [], "gemma3_text has no one table of rotary positions"),
+        ("early_exit", "llama", ["--shape", "exit_layers=3"], "exit_layers=3 leaves nothing to exit from"),
+    ],
+)
+def test_what_a_target_does_not_allow_is_refused_before_it_says_a_word(
+    drafter, model, words, part, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr("outrider.cli.train.plain_engine", lambda *_: pytest.fail("replies were to be made"))
+    make_module(model).save_pretrained(tmp_path / "m")
+    make_tokenizer().save_pretrained(tmp_path / "m")
+    where = ["--target", str(tmp_path / "m"), "--out", str(tmp_path / "o")]
+    assert main(["train", drafter, *where, *words]) == 2
+    assert part in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("drafter", TRAINED)
+@pytest.mark.parametrize("model", ["llama_dynamic", "phi3_longrope", "gpt_oss"])
+def test_rotary_positions_of_any_kind_are_not_refused(drafter, model, tmp_path):
+    make_module(model).save_pretrained(tmp_path / "m")
+    _rehearse(_Job(drafter, str(tmp_path / "m"), tmp_path / "o", "cpu"), {})
 
 
 def test_a_drafter_of_numbers_that_are_none_is_not_made(taught, replies, tmp_path):

@@ -96,6 +96,7 @@ def train(
     wanted = ReplySettings(num_tokens=reply_tokens)
     _refuse_early(job, sizes, start_from)
     fetch_if_missing(target)
+    _rehearse(job, sizes)
     folders = [Path(folder) for folder in corpus] if corpus else [_replies(job, asked, wanted)]
     told = _train(job, folders, config, sizes, start_from)
     if told is None:  # another process of the same run tells
@@ -124,6 +125,20 @@ def _refuse_early(job: _Job, sizes: Mapping[str, Any], start_from: str | None) -
     refuse_unknown(TRAINED[job.drafter], sizes)
     if start_from is not None:
         files.read(files.locate(start_from), job.drafter)
+
+
+def _rehearse(job: _Job, sizes: Mapping[str, Any]) -> None:
+    """Build the drafter for the target without weights: what cannot be built is refused before any reply is made.
+
+    Raises:
+        OutriderError: for a target that this drafter cannot learn from, or sizes that do not fit it.
+    """
+    import torch
+
+    from outrider.models.loader import blank_module
+    from outrider.training.base import build
+
+    build(TRAINED[job.drafter], blank_module(job.target), torch.arange(2), dict(sizes), None)
 
 
 def _replies(job: _Job, asked: list[Any] | None, settings: ReplySettings) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from transformers import AutoModelForCausalLM
 
 from outrider.config import DTYPES, cache_folder
 from outrider.errors import ModelError
@@ -94,6 +95,20 @@ def causal_module(model: str, device: str = "auto") -> Any:
     place, source = resolve_device(device), locate(model)
     dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
     return checks.read_module(source, checks.read_config(source), dtype, place)
+
+
+def blank_module(model: str) -> Any:
+    """The Transformers module of a model without its weights, on the meta device: what it is made of, at no cost.
+
+    Raises:
+        ModelError: if there is no such model, or it is no causal language model.
+    """
+    config = checks.read_config(locate(model))
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise ModelError(f"{model} has a config that Transformers cannot build ({checks.first_line(error)})") from error
 
 
 def assemble(

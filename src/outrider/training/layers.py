@@ -68,6 +68,9 @@ class Shape:
         if rotary is None or getattr(rotary, "layer_types", None):
             return None
         device = module.get_input_embeddings().weight.device
+        if device.type == "meta":  # without weights it shows that there are tables, and none of their values
+            blank = torch.empty(self.max_positions + BEYOND, 0, device=device)
+            return blank, blank
         cos, sin = rotary(torch.zeros(1, device=device), torch.arange(self.max_positions + BEYOND, device=device)[None])
         half = cos.shape[-1] // 2
         return cos[0, :, :half].float(), sin[0, :, :half].float()
