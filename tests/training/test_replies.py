@@ -132,6 +132,37 @@ def test_processes_share_a_folder(llm, whole, tmp_path):
     assert summary["conversations"] == 12
 
 
+def test_a_rank_without_a_prompt_ends_well_with_a_note(llm, tmp_path):
+    """Whichever of the two comes first."""
+    for rank in (1, 0):
+        told = []
+        summary = generate_replies(llm, PROMPTS[:1], tmp_path, SETTINGS, rank=rank, world=2, progress=told.append)
+        assert summary["conversations"] == 1 - rank
+        notes = [progress.note for progress in told if progress.note]
+        assert notes == (["rank 1 of 2 has no reply to add (the prompts, 1, are fewer than the processes)"] * rank)
+    with pytest.raises(ConfigError, match="no reply could be kept"):
+        generate_replies(llm, [Asked([])], tmp_path / "alone", SETTINGS)
+    told = []
+    generate_replies(llm, [Asked([])], tmp_path / "other", SETTINGS, world=2, progress=told.append)
+    assert "rank 0 of 2 has no reply to add" in told[-1].note
+
+
+def test_ranks_without_a_prompt_of_their_own_ask_again(llm, tmp_path):
+    settings = ReplySettings(max_tokens=12, num_tokens=200, temperatures=((1.0, 1.0),))
+    for rank in (1, 0):
+        summary = generate_replies(llm, PROMPTS[:1], tmp_path, settings, rank=rank, world=2)
+    assert summary["reply_tokens"] >= 200
+    assert {job % 2 for job, *_ in conversations(tmp_path)} == {0, 1}
+
+
+def test_a_run_that_asks_again_goes_on_after_a_kill(llm, tmp_path):
+    """All prompts were asked once already, and the first that it asks now is asked again."""
+    few = ReplySettings(max_tokens=12, num_tokens=20, temperatures=((1.0, 1.0),), shard_tokens=1)
+    generate_replies(llm, PROMPTS[:1], tmp_path, few)
+    more = ReplySettings(max_tokens=12, num_tokens=100, temperatures=((1.0, 1.0),), shard_tokens=1)
+    assert generate_replies(llm, PROMPTS[:1], tmp_path, more)["reply_tokens"] >= 100
+
+
 def test_prompts_are_asked_again_until_there_is_enough(llm, tmp_path):
     settings = ReplySettings(max_tokens=12, num_tokens=400, temperatures=((0.0, 0.5), (1.0, 0.5)))
     seen = []

@@ -87,9 +87,12 @@ def generate(
     """As `training.replies.generate_replies`, telling how far it has got."""
     from outrider.training.replies import Progress, generate_replies
 
-    with notes().status("replying") as status:
+    console = notes()
+    with console.status("replying") as status:
 
         def tell(progress: Progress) -> None:
+            if progress.note:
+                console.print(progress.note, style="dim", markup=False)
             rate = progress.reply_tokens / max(progress.seconds, 1e-9)
             status.update(f"{progress.conversations} replies, {progress.reply_tokens} tokens, {rate:.0f} tokens/s")
 

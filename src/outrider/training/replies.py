@@ -40,11 +40,12 @@ class PromptLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far this rank has got in this run."""
+    """How far this rank has got in this run; note: for people."""
 
     conversations: int
     reply_tokens: int
     seconds: float
+    note: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -84,10 +85,11 @@ def generate_replies(
         prompts: None lets the target make up its own.
 
     Returns:
-        What `corpus.json` says of all shards that are there.
+        What `corpus.json` says of all shards that are there. A rank that has nothing to add notes so.
 
     Raises:
-        ConfigError: no prompts, a folder of other settings, a full disk (what was written stays), or nothing to keep.
+        ConfigError: no prompts, a folder of other settings, a full disk (what was written stays), or nothing to keep
+            where there is no other rank.
     """
     asked = None if prompts is None else [prompt.content for prompt in prompts]
     if asked == []:
@@ -104,8 +106,11 @@ def generate_replies(
     run = _Run(llm, asked, folder, settings, rank, world)
     run.go(progress)
     found = summarise(folder)
-    if not found["shards"]:
-        raise ConfigError(f"no reply could be kept ({run.problem or 'the time was too short'}): check the prompts")
+    reason = run.problem or "the time was too short"
+    if not found["shards"] and world == 1:
+        raise ConfigError(f"no reply could be kept ({reason}): check the prompts")
+    if run.has_added_nothing and progress is not None:
+        progress(Progress(0, 0, 0.0, f"rank {rank} of {world} has no reply to add ({reason})"))
     return found
 
 
@@ -135,6 +140,11 @@ class _Run:
                 kept += written.counts["reply_tokens"]
         total = settings.num_tokens
         self._missing = None if total is None else -(-total // world) - kept
+        self.has_added_nothing = not kept  # by now, in any run
+        # Once every prompt was asked, a greedy reply would only come again.
+        self._asks_again = total is not None and any(heat for heat, _ in settings.temperatures)
+        if asked is not None and rank >= len(asked) and not self._asks_again:
+            self.problem = f"the prompts, {len(asked)}, are fewer than the processes"
         self._new = self._jobs()
 
     def go(self, progress: Callable[[Progress], None] | None) -> None:
@@ -169,6 +179,7 @@ class _Run:
         """The job is over: its conversations go into the shard, all at once, as a resumed run expects."""
         for conversation in job.kept:
             self._shard.add(conversation)
+            self.has_added_nothing = False
             self._conversations += 1
             self._tokens += len(conversation.reply)
 
@@ -180,18 +191,21 @@ class _Run:
 
     def _jobs(self) -> Iterator[_Job]:
         """This rank's jobs that no shard holds yet."""
+        offered = 0
         for number in count(self._rank, self._world):
             epoch = 0 if self._asked is None else number // len(self._asked)
-            if epoch and (self._missing is None or not any(heat for heat, _ in self._settings.temperatures)):
-                return  # every prompt was asked once, and a greedy reply would only come again
-            if epoch and not self._accepted:
+            if epoch and not self._asks_again:
                 return
-            if number not in self._done:
-                heat = self._temperature(number, again=epoch > 0)
-                content = [] if self._asked is None else self._asked[number % len(self._asked)]
-                templated = isinstance(content, str) and self._llm.tokenizer.chat_template
-                messages = [{"role": "user", "content": content}] if templated else content
-                yield _Job(number, heat, messages, asks_turn=self._asked is None)  # type: ignore[arg-type]
+            if number in self._done:
+                continue
+            if self._asked is not None and offered >= len(self._asked) and not self._accepted:
+                return  # it went round all of its prompts, and none could be asked
+            offered += 1
+            heat = self._temperature(number, again=epoch > 0)
+            content = [] if self._asked is None else self._asked[number % len(self._asked)]
+            templated = isinstance(content, str) and self._llm.tokenizer.chat_template
+            messages = [{"role": "user", "content": content}] if templated else content
+            yield _Job(number, heat, messages, asks_turn=self._asked is None)  # type: ignore[arg-type]
 
     def _temperature(self, number: int, again: bool) -> float:
         """By share; a prompt that is asked again is not asked greedily."""

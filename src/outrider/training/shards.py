@@ -147,7 +147,7 @@ def summarise(folder: Path) -> dict[str, Any]:
     """
     while True:
         paths = sorted(folder.glob(PATTERN))
-        totals: dict[str, Any] = {}
+        totals = _counts(Shard())
         settings: dict[str, Any] = {}
         for written in read_written(folder):
             settings = written.settings
