@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -108,6 +110,33 @@ def test_a_drafter_is_worth_it_and_its_folder_says_so(target, whole):
     provenance = json.loads((whole / "provenance.json").read_text())
     assert provenance["figures"]["check"]["differing"] == 0
     assert f"tau {provenance['figures']['served']['tau']:.2f}" in (whole / "README.md").read_text()
+
+
+def test_a_drafter_of_an_earlier_version_gets_what_it_lacks_when_it_is_proved(target, whole, tmp_path, capfd):
+    config = json.loads((whole / "config.json").read_text())
+    assert {"rotary", "says"} < config["target"].keys()
+    folder = Path(shutil.copytree(whole, tmp_path / FAST))
+    target_entry = {name: value for name, value in config["target"].items() if name not in ("rotary", "says")}
+    earlier = {name: value for name, value in {**config, "target": target_entry}.items() if name != "seal"}
+    (folder / "config.json").write_text(json.dumps(earlier))
+    prompts = write_prompts(tmp_path / "p.jsonl", 2, seed=4)
+    words = ["prove", str(folder), "--target", target, "--prompts", prompts, "--device", "cpu", "--json"]
+    assert train(words, capfd).json["doubts"] == []
+    assert json.loads((folder / "config.json").read_text()) == config
+
+
+def test_another_rope_theta_is_told_by_the_engine_and_by_prove(target, whole, tmp_path, capfd):
+    """Fault 34: its guesses would only be worse."""
+    folder, other = Path(shutil.copytree(whole, tmp_path / FAST)), Path(shutil.copytree(target, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] *= 2
+    (other / "config.json").write_text(json.dumps(config))
+    for served, expected in ((target, 0), (str(other), 1)):
+        with closing(LLM(served, drafter=FAST, drafter_model=str(folder))) as llm:
+            assert sum("rope theta" in note for note in llm.resolved.notes) == expected
+    prompts = write_prompts(tmp_path / "p.jsonl", 2, seed=4)
+    words = ["prove", str(folder), "--target", str(other), "--prompts", prompts, "--device", "cpu", "--json"]
+    assert "rope theta" in train(words, capfd).json["doubts"][0]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import typer
 from outrider.cli.options import Json, Limit, PromptFiles
 from outrider.cli.proof import SERVED_DEPTH, Served
 from outrider.cli.provenance import today
-from outrider.cli.render import notes, print_json, write
+from outrider.cli.render import print_json, write
 from outrider.cli.session import fetch_if_missing
 from outrider.errors import ModelError
 from outrider.measure.prompts import load_prompts
@@ -41,12 +41,13 @@ def prove(
     served = load(target, device=device, self_test=False)
     files.check_target(artefact, served)
     described = dict(artefact.config["target"])
-    for doubt in wiring.doubts(artefact.drafter, described, served) or ():
-        notes().print(doubt, style="yellow", markup=False)
-    # One of an earlier version gets what it lacks; what is known of its own target stays.
-    told["target"] = {**wiring.signature(served), **described}
-    told["figures"] = {**Served(artefact.drafter, target, folder, device).prove(asked), "date": today()}
-    config = {**artefact.config, "target": told["target"]}
+    doubts = wiring.doubts(artefact.drafter, described, served)
+    if doubts is None:  # one of an earlier version gets what it lacks
+        described |= wiring.signature(served)
+    told["target"] = described
+    proved = Served(artefact.drafter, target, folder, device).prove(asked)
+    told["figures"] = {**proved, "date": today(), "doubts": doubts or []}
+    config = {**artefact.config, "target": described}
     files.write(folder, config, artefact.tensors, told, card(told))
     if as_json:
         print_json(told["figures"])
@@ -55,4 +56,5 @@ def prove(
         write(
             f"{folder}: tau {seen['served']['tau']:.2f} at depth {SERVED_DEPTH}, "
             f"{seen['speed']['ratio_to_plain']:.2f}x plain decoding, {seen['check']['differing']} texts differ\n"
+            + "".join(f"{doubt}\n" for doubt in seen["doubts"])
         )

@@ -7,8 +7,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import outrider
 
 
 def provenance(
@@ -41,14 +44,13 @@ def today() -> str:
 
 
 def _commit() -> str:
-    """The checkout's commit, where there is one."""
-    try:
-        found = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found.stdout.strip()
+    """Of the checkout that runs, with "-dirty" where it was changed since; else what the build recorded."""
+    package = Path(outrider.__file__).resolve().parent
+    root = package.parents[1]
+    if (root / ".git").exists():  # any other checkout around it is not this package's own
+        with suppress(OSError, subprocess.CalledProcessError):
+            command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    with suppress(OSError):
+        return (package / "commit.txt").read_text().strip()
+    return f"unknown (version {outrider.__version__}, no checkout)"
