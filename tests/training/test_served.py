@@ -7,7 +7,9 @@ import torch
 
 from outrider.models.heads import files
 from outrider.registry import TRAINED
+from outrider.training.layers import Shape
 from tests.drafters import test_heads as served
+from tests.models.tiny import make_module, make_target
 
 SIZES = {
     "small_model": {
@@ -23,6 +25,16 @@ SIZES = {
     "medusa": {"num_heads": 4},
     "early_exit": {"exit_layers": 2},
 }
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "llama3_rope", "llama_dynamic", "phi", "phi3_longrope", "gpt_neox", "glm4", "gpt_oss"]
+)
+def test_positions_are_rotated_as_they_are_served(name):
+    trained = Shape.of(make_module(name)).rotary_tables(make_module(name))
+    for there, here in zip(trained, make_target(make_module(name)).model.rotary(), strict=True):
+        assert len(there) > len(here)
+        torch.testing.assert_close(there[: len(here)], here)
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -71,7 +71,10 @@ class Shape:
         if device.type == "meta":  # without weights it shows that there are tables, and none of their values
             blank = torch.empty(self.max_positions + BEYOND, 0, device=device)
             return blank, blank
-        cos, sin = rotary(torch.zeros(1, device=device), torch.arange(self.max_positions + BEYOND, device=device)[None])
+        # A rotation that stretches with the farthest position (dynamic NTK) must not hear yet of those beyond.
+        parts = torch.arange(self.max_positions + BEYOND, device=device)[None].split(self.max_positions, dim=1)
+        tables = [rotary(torch.zeros(1, device=device), positions) for positions in parts]
+        cos, sin = (torch.cat(part, dim=1) for part in zip(*tables, strict=True))
         half = cos.shape[-1] // 2
         return cos[0, :, :half].float(), sin[0, :, :half].float()
 
