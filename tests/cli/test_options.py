@@ -125,6 +125,7 @@ def trained(monkeypatch):
     """The runs that `train` begins, as keywords; none of them runs, and nothing is looked for."""
     runs = []
     monkeypatch.setattr("outrider.cli.train._refuse_early", lambda *asked: None)
+    monkeypatch.setattr("outrider.cli.train._rehearse", lambda *asked: None)
 
     def note(job, folders, config, sizes, start_from):
         runs.append({"job": job, "folders": folders, "config": config, "sizes": sizes, "start_from": start_from})
