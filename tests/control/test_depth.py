@@ -169,14 +169,22 @@ def test_guesses_that_come_back_empty_count_as_guesses() -> None:
 def test_cold_first_guesses_do_not_price_a_drafter() -> None:
     """The first guess of a request comes after a whole prompt, the first of all in cold code: neither is a price."""
     control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
-    for number, seconds in enumerate((80e-3, 9e-3, 2e-3, 4e-3)):
-        control.learn(Record(5, 0, (RequestCycle(0, 4, 4, 3, asked=True),), seconds, FLAT[4], 0, 0))
-        assert control.cost.draft_level(False) == pytest.approx((0, 9e-3 / 4, 2e-3 / 4, 2e-3 / 4)[number])
-    known = control.cost.draft_level(False)
-    control.learn(Record(5, 0, (RequestCycle(1, 4, 4, 3, asked=True),), 80e-3, FLAT[4], 0, 0))
-    assert control.cost.draft_level(False) == known
-    control.learn(Record(5, 0, (RequestCycle(1, 4, 4, 3, asked=True),), 80e-3, FLAT[4], 0, 0))
-    assert known < control.cost.draft_level(False) < 1.06 * known
+    price = control.drafting[False]
+
+    def guess(request: Request, seconds: float) -> None:
+        control.budget([request])
+        control.learn(Record(5, 0, (RequestCycle(request.id, 4, 4, 3, asked=True),), seconds, FLAT[4], 0, 0))
+
+    first, second = (Request(i, (1,) * 100, SamplingParams(), 0, limit=10**6) for i in range(2))
+    for seconds, level in ((80e-3, 0), (9e-3, 9e-3 / 4), (2e-3, 2e-3 / 4), (4e-3, 2e-3 / 4)):
+        guess(first, seconds)
+        assert price.level == pytest.approx(level)
+    known = price.level
+    guess(second, 82e-3)
+    assert price.level == known
+    assert price.catch_up == pytest.approx(0.8e-3)  # a token of a prompt of 100
+    guess(second, 80e-3)
+    assert known < price.level < 1.06 * known
 
 
 def test_what_slows_one_width_slows_all() -> None:

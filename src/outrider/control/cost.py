@@ -1,4 +1,4 @@
-"""Measured seconds of a target pass by its rows, and of a level of drafting, graded or not."""
+"""Measured seconds of a target pass by its rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ SHARED = 0.75
 """Share of a change that is taken for the machine's, or the context's, and so for that of every width."""
 OUTLIER = 2.0
 """What took longer than so many times the expected counts as that."""
-CATCH_UP = 0.3
-"""Weight of one new catch-up: they are rare, and as long as their prompts."""
-COLD = 3
-"""First measurements of a drafter, of which the least counts: code and caches are cold."""
 
 
 class PassCost:
@@ -27,10 +23,6 @@ class PassCost:
     def __init__(self, seconds: Mapping[int, float]) -> None:
         self._widths = sorted(seconds)
         self._seconds = [seconds[width] for width in self._widths]
-        self._draft_levels = [0.0, 0.0]
-        self._num_drafts = [0, 0]
-        self.catch_up = 0.0
-        """Expected seconds beyond its levels of a guess whose drafter lags behind the text."""
 
     @classmethod
     def measure(
@@ -76,24 +68,3 @@ class PassCost:
         for index, width in enumerate(self._widths):
             old, weight = (self._seconds[index], REFINE) if width == rows else (expected, REFINE * SHARED)
             self._seconds[index] *= 1 + weight * (min(seconds / old, OUTLIER) - 1)
-
-    def draft_level(self, graded: bool) -> float:
-        """Expected seconds of one level, 0 before any is known: a cascade's graded guesses come from its cheap drafter,
-        the others from the dear one, so that each kind has its own price.
-        """
-        return self._draft_levels[graded]
-
-    def learn_draft(self, levels: int, seconds: float, graded: bool, lagged: bool = False) -> None:
-        """Refine the seconds of one level of drafting; outliers are cut.
-
-        lagged: the drafter had text to catch up with, so that the seconds are no more than a bound from above.
-        """
-        old, new = self._draft_levels[graded], seconds / levels
-        if lagged:
-            self.catch_up += CATCH_UP * (max(0.0, seconds - levels * old) - self.catch_up)
-            new = min(new, old)
-        elif self._num_drafts[graded] < COLD:
-            self._num_drafts[graded] += 1
-            self._draft_levels[graded] = new if self._num_drafts[graded] == 1 else min(old, new)
-            return
-        self._draft_levels[graded] += REFINE * (min(new, OUTLIER * old) - old)

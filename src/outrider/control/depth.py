@@ -4,7 +4,8 @@ Expected tokens of a pass with N guessed levels are R plus the sum of their path
 best-first over all requests as in DSpark, 2607.05147): levels are taken by falling weight, and the N that promises
 most tokens per second under the measured cost wins; N = 0 is among the choices.
 A drafter that ranks its guesses is told what a node costs in tokens and shapes its tree itself (the width rule of CAST,
-2610.00321); here it is only decided which requests guess at all.
+2610.00321); here it is only decided which requests guess at all, and that by what their guesses gained (`purse`): what
+a tree will bring is known when its first level is, and asking for that is the smaller part of its price.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from types import MappingProxyType
 
 from outrider.control.acceptance import Acceptance, Shapes
 from outrider.control.cost import PassCost
+from outrider.control.draft_cost import DraftCost
+from outrider.control.purse import Purses
 from outrider.record import Record
 from outrider.request import Request
 from outrider.tree import NO_GUESS, Budget
@@ -23,7 +26,8 @@ from outrider.tree import NO_GUESS, Budget
 DEEPEST = 16
 """Levels that are weighed where the user set no limit."""
 PROBE_SHARE = 0.015
-"""Share of the time that may go into finding out, while guessing does not pay, whether a text has changed."""
+"""Share of the time that may go into finding out, while guessing does not pay, whether a text has changed: of guesses
+with a grade, and of drafters that do not rank."""
 PROBE_DEPTH = 3
 LAG = 8
 """Tokens with which a drafter's own stack catches up at no price worth naming."""
@@ -66,8 +70,11 @@ class Control:
         extra_rows: int = 0,
     ) -> None:
         self.cost = cost
+        self.drafting = {False: DraftCost(), True: DraftCost()}
+        """Of guesses without and with a grade: a cascade's graded ones come from its cheap drafter."""
         self.acceptance = Acceptance()
         self.shapes = Shapes()
+        self.purses = Purses()
         self.depth = DEEPEST if depth is None else depth
         self.width = width
         self.nodes = self.depth * width if nodes is None else nodes
@@ -76,6 +83,10 @@ class Control:
         self.extra_rows = extra_rows
         self._idle: dict[int, list[int]] = {}
         """By request: cycles since a guess without, and with, a grade was last asked for."""
+        self._read: dict[int, int] = {}
+        """By request: tokens when a guess without a grade was last asked for, all of which its drafter has read."""
+        self._lag: dict[int, int] = {}
+        """By request: tokens that it has yet to read in this pass."""
 
     def budget(
         self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
@@ -88,6 +99,7 @@ class Control:
 
     def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None]) -> dict[int, Budget]:
         caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
+        self._lag = {request.id: request.num_tokens - self._read.get(request.id, 0) for request in requests}
         if not self.adaptive:
             return self._budgets(caps, grades)
         depths, speed = self._best(caps, grades)
@@ -103,31 +115,57 @@ class Control:
     def learn(self, record: Record) -> None:
         """Take in what a pass did and what it cost."""
         deepest: dict[bool, int] = {}
-        lagged = False
+        lag = 0
         for cycle in record.cycles if self.depth else ():
-            accepted = cycle.delivered - 1
-            asked = cycle.asked or cycle.depth > 0
-            self.acceptance.learn(cycle.request_id, cycle.depth, accepted, cycle.grade)
-            if asked and cycle.grade is None:  # an empty tree, too, cost the level that found nothing worth its price
-                self.shapes.learn(cycle.request_id, accepted, cycle.drafted, max(1, cycle.depth))
-            idle = self._idle.setdefault(cycle.request_id, [LAG + 1, 0])  # before the first, a whole prompt is unseen
-            lag = idle[0]
+            asked, graded = cycle.asked or cycle.depth > 0, cycle.grade is not None
+            self.acceptance.learn(cycle.request_id, cycle.depth, cycle.delivered - 1, cycle.grade)
+            idle = self._idle.setdefault(cycle.request_id, [0, 0])
             idle[:] = (idle[0] + 1, idle[1] + 1)
             if asked:
-                graded = cycle.grade is not None
                 idle[graded] = 0
-                lagged = lagged or (lag > LAG and not graded)
                 deepest[graded] = max(deepest.get(graded, 1), cycle.depth)
+            if asked and not graded:  # an empty tree, too, cost the level that found nothing worth its price
+                self.shapes.learn(cycle.request_id, cycle.delivered - 1, cycle.drafted, max(1, cycle.depth))
+                unread = self._lag.get(cycle.request_id, 0)
+                self._read[cycle.request_id] = self._read.get(cycle.request_id, 0) + unread
+                lag += unread if unread > LAG else 0
         if not record.prefill_rows:
             self.cost.learn_pass(record.rows, record.seconds_verify)
         if len(deepest) == 1:  # where both kinds were drafted, nobody knows whose the seconds are
             ((graded, levels),) = deepest.items()
-            self.cost.learn_draft(levels, record.seconds_draft, graded, lagged)
+            if lag and not graded:
+                self.drafting[graded].learn_catch_up(levels, record.seconds_draft, lag)
+            else:
+                self.drafting[graded].learn(levels, record.seconds_draft)
+        self._settle(record, deepest)
+
+    def _settle(self, record: Record, deepest: Mapping[bool, int]) -> None:
+        """Let the purses earn, and pay what guesses without a grade cost beyond what they brought."""
+        count = len(record.cycles)
+        if not (self.ranks and count):
+            return
+        token = self.cost.seconds(count) / count  # what one is worth: the time of plain decoding
+        asked = [cycle for cycle in record.cycles if cycle.asked and cycle.grade is None]
+        levels = self.drafting[False].seconds(deepest[False]) / len(asked) if asked else 0.0
+        nodes = sum(cycle.drafted for cycle in record.cycles)
+        row = (self.cost.seconds(count + nodes) - self.cost.seconds(count)) / max(1, nodes)
+        for cycle in record.cycles:
+            self.purses.earn(cycle.request_id, 1.0)
+        for cycle in asked:
+            gain = cycle.delivered - 1 - (levels + cycle.drafted * row) / token
+            self.purses.settle(cycle.request_id, gain, self._catch_up(cycle.request_id) / token)
 
     def forget(self, request: Request) -> None:
         self.acceptance.forget(request.id)
         self.shapes.forget(request.id)
+        self.purses.forget(request.id)
         self._idle.pop(request.id, None)
+        self._read.pop(request.id, None)
+
+    def _catch_up(self, request_id: int) -> float:
+        """Expected seconds that a guess without a grade must first spend on reading."""
+        lag = self._lag.get(request_id, 0)
+        return self.drafting[False].catch_up * lag if lag > LAG else 0.0
 
     def _budgets(
         self,
@@ -141,7 +179,7 @@ class Control:
         for request_id, depth in depths.items():
             if depth:
                 grade = grades.get(request_id)
-                level_price = worth * self.cost.draft_level(grade is not None)
+                level_price = worth * self.drafting[grade is not None].level
                 nodes = min(depth * self.width, self.nodes)
                 budgets[request_id] = Budget(depth, self.width, nodes, prices, level_price, grade)
         return budgets
@@ -166,22 +204,35 @@ class Control:
     def _probe(self, caps: dict[int, int], depths: dict[int, int], grades: Mapping[int, int | None]) -> None:
         """Let requests that decode plainly guess once in a while, as often and as deep as the share allows."""
         rows, siblings = len(caps), 1 if self.ranks else self.width
+        plain = self.cost.seconds(rows)
         for request_id, cap in caps.items():
-            if not cap or depths[request_id]:
-                continue
-            plain = self.cost.seconds(rows)
             graded = grades.get(request_id) is not None
-            level = self.cost.draft_level(graded)
-            idle = self._idle.get(request_id, (0, 0))[graded]
-            allowed = PROBE_SHARE * idle * plain / len(caps)
-            if idle > LAG and not graded:
-                allowed -= self.cost.catch_up
+            if not cap:
+                continue
+            if self.ranks and not graded:
+                depths[request_id] = cap * self._affords(request_id, bool(depths[request_id]), rows)
+                continue
+            if depths[request_id]:
+                continue
+            allowed = PROBE_SHARE * self._idle.get(request_id, (0, 0))[graded] * plain / rows
+            if not graded:
+                allowed -= self._catch_up(request_id)
             for depth in range(min(cap, PROBE_DEPTH), 0, -1):
-                dearer = self.cost.seconds(rows + depth * siblings) - plain + depth * level
+                dearer = self.cost.seconds(rows + depth * siblings) - plain + self.drafting[graded].seconds(depth)
                 # Few cycles in, only a cheap probe is allowed; where all are dear, the shallowest waits its time.
                 if dearer <= allowed:
                     depths[request_id] = depth
                     break
+
+    def _affords(self, request_id: int, promises: bool, count: int) -> bool:
+        """Whether a request asks a drafter that ranks: its purse pays a guess as its last ones were that finds nothing,
+        or its guesses promise a gain and have brought no loss. count: of all that decode.
+        """
+        purse, shape = self.purses.of(request_id), self.shapes.of(request_id)
+        plain = self.cost.seconds(count)
+        dearer = self.cost.seconds(count + round(shape.nodes)) - plain
+        dearer += self.drafting[False].seconds(max(1.0, shape.levels)) + self._catch_up(request_id)
+        return (promises and purse >= 0) or purse * plain / count >= dearer
 
     def _best(self, caps: dict[int, int], grades: Mapping[int, int | None]) -> tuple[dict[int, int], float]:
         """Depths by request id, and the tokens per second that they promise."""
@@ -196,7 +247,7 @@ class Control:
             tokens += choice.tokens
             rows += choice.rows
             deepest[choice.graded] = max(deepest[choice.graded], choice.levels)
-            drafting = sum(levels * self.cost.draft_level(bool(graded)) for graded, levels in enumerate(deepest))
+            drafting = sum(self.drafting[bool(g)].seconds(levels) for g, levels in enumerate(deepest) if levels)
             speed = tokens / (self.cost.seconds(round(rows)) + drafting)
             if speed > best and speed > plain * ADVANTAGE:
                 best, taken = speed, count

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.drafters.weights import GAP_STEPS, Q_STEPS, Weights, gap_prior
+from outrider.drafters.weights import Q_STEPS, Weights, noisy_chance
 from outrider.errors import RequestError
 from outrider.kernels.base import Kernels
 from outrider.sampling.context import Context, Row
@@ -86,7 +86,7 @@ class Candidates:
         self._kept = None if kept is None else kept.to(torch.int64)
         self._ids: list[int] | None = None if kept is None else kept.tolist()
         self._keys = lru_cache(maxsize=KEYS)(_keys)
-        self._greedy, self._noisy, self._drawn = Weights(Q_STEPS), Weights(GAP_STEPS), Weights(Q_STEPS)
+        self._greedy, self._noisy, self._drawn = Weights(Q_STEPS), Weights(Q_STEPS), Weights(Q_STEPS)
 
     def first(self, logits: Tensor, places: Sequence[Place]) -> list[list[Candidate]]:
         """The one best candidate a row, its weight left at 1: for chains that nobody weighs."""
@@ -106,17 +106,21 @@ class Candidates:
         """
         logits = self._warped(logits, places)
         # One more than wanted: a leader's lead is the evidence.
-        ranked = self._kernels.rank(
-            logits, width + 1, *self._keys_of(places, logits.device), self._ids_on(logits.device)
-        )
+        keys = self._keys_of(places, logits.device)
+        ranked = self._kernels.rank(logits, width + 1, *keys, self._ids_on(logits.device))
         scores, columns, masses = (found.tolist() for found in ranked)
+        logs: list[list[float]] = []
+        if any(place.context.temperature for place in places):
+            logs = _log_chances(logits, ranked[1], keys[0]).tolist()
         found = []
         for index, place in enumerate(places):
-            weigh = self._by_gap if place.context.temperature else self._by_chance
             doubt = 1.0 if trust is None else trust[index]
             depth = len(place.path) + 1
             ranks = [(s, c) for s, c in zip(scores[index], columns[index], strict=True) if c >= 0]
-            found.append(weigh(ranks, masses[index], depth, width, doubt))
+            if place.context.temperature:
+                found.append(self._by_gap(ranks, logs[index], depth, width, doubt))
+            else:
+                found.append(self._by_chance(ranks, masses[index], depth, width, doubt))
         return found
 
     def draw(
@@ -165,15 +169,16 @@ class Candidates:
         return rates[rank] if rank < len(rates) else 0.0
 
     def _by_gap(
-        self, ranked: Sequence[tuple[float, int]], _mass: float, depth: int, width: int, doubt: float
+        self, ranked: Sequence[tuple[float, int]], logs: Sequence[float], depth: int, width: int, doubt: float
     ) -> list[Candidate]:
-        """Under the noise the distance between perturbed scores is the evidence."""
+        """Under the noise the distance between perturbed scores is the evidence, and the chance without it."""
         candidates = []
         for rank, (score, column) in enumerate(ranked[:width]):
             # The leader's gap is to the runner-up, the others' to the leader.
             gap = ranked[0][0] - score if rank else score - ranked[1][0] if len(ranked) > 1 else math.inf
-            prior = doubt * gap_prior(gap, rank)
-            weight, cell = self._noisy.weigh(gap, prior, rank, depth)
+            chance = noisy_chance(gap, logs[rank], rank)
+            prior = doubt * chance
+            weight, cell = self._noisy.weigh(chance, prior, rank, depth)
             candidates.append(Candidate(self._token(column), weight, prior, rank, cell, self._noisy))
         return candidates
 
@@ -226,6 +231,12 @@ def _keys(rows: tuple[tuple[float, int, int, int], ...], device: torch.device) -
         torch.tensor(samples, dtype=torch.int32, device=device),
         torch.tensor(positions, dtype=torch.int32, device=device),
     )
+
+
+def _log_chances(logits: Tensor, columns: Tensor, temperatures: Tensor) -> Tensor:
+    """log q of some columns (A, K) of each row at its temperature (A,), of those at temperature 0 as at 1: (A, K)."""
+    scaled = logits / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
+    return scaled.gather(1, columns.clamp(min=0)) - torch.logsumexp(scaled, dim=1, keepdim=True)
 
 
 def _warp(logits: Tensor, row: Row) -> Tensor:

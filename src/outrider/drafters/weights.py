@@ -1,22 +1,26 @@
 """How likely a candidate is the target's token: a prior from what the drafter says, corrected by what became of it.
 
 Two kinds of evidence rank candidates. Without noise (temperature 0, and the rejection rule) it is the drafter's own
-chance `q`. Under shared noise `q` says little; the gap between the perturbed scores does: a token that leads by much
-would win under a rather different law too. In a probe (2,000 tokens, q a disturbed p) the leader was the target's token
-in .45 / .54 / .72 / .90 / .99 of the cases at gaps under .2 / .5 / 1 / 2 / above.
+chance `q`. Under shared noise the perturbed scores rank, and both count: a token that leads by much would win under a
+rather different law too, and one that the drafter holds to be rare leads by luck more often than by right.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
 Q_STEPS = (0.01, 0.03, 0.08, 0.16, 0.3, 0.45, 0.6, 0.75, 0.88, 0.96)
-GAP_STEPS = (0.2, 0.5, 1.0, 2.0)
-GAP_PRIORS = (0.45, 0.54, 0.72, 0.90, 0.99)
-"""Chance of the leader, by the gap to the runner-up."""
+LEADER = (-0.36, 0.685, 0.238)
+FOLLOWER = (-0.73, -0.54, 0.198)
+"""Logistic fits of the chance under noise: a constant, of the gap, of log q. From 11,153 guesses of a small model on 40
+prompts at T = 1, whose leaders were right in .20 of the cases at gaps of .5 to 1 and q < .01, and in .99 at gaps above
+4 and q > .9; gaps alone explain a third less."""
+WIDE = 8.0
+"""A larger gap says no more."""
 RUNNER_UP = 0.5
-"""Share of what the leader leaves that falls to a runner-up at this distance behind it ..."""
+"""Share of what the leader leaves that falls to the runner-up in the mean ..."""
 LATER = 0.6
 """... and less by this factor with every further rank."""
 RANKS = 4
@@ -28,10 +32,10 @@ MEMORY = 400.0
 """Expected hits after which old evidence is halved: texts, and drafters under training, change."""
 
 
-def gap_prior(gap: float, rank: int) -> float:
-    """Chance under shared noise. gap: rank 0's lead over the runner-up; of later ranks, how far they are behind it."""
-    leader = GAP_PRIORS[bisect_right(GAP_STEPS, gap)]
-    return leader if rank == 0 else RUNNER_UP * LATER ** (rank - 1) * (1.0 - leader)
+def noisy_chance(gap: float, log_q: float, rank: int) -> float:
+    """Under shared noise. gap: rank 0's lead over the runner-up; of later ranks, how far they are behind it."""
+    constant, of_gap, of_log = FOLLOWER if rank else LEADER
+    return 1 / (1 + math.exp(-(constant + of_gap * min(gap, WIDE) + of_log * log_q)))
 
 
 class Weights:

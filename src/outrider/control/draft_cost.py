@@ -1,0 +1,64 @@
+"""Seconds of a guess: a fixed part, a part a level, and one a token that its drafter has yet to read; all learnt."""
+
+from __future__ import annotations
+
+REFINE = 0.05
+"""Weight of one new measurement: a busy machine must not swing the prices."""
+OUTLIER = 2.0
+"""What took longer than so many times the expected counts as that."""
+COLD = 3
+"""First measurements, of which the least counts: code and caches are cold."""
+CATCH_UP = 0.3
+"""Weight of one new catch-up: they are rare."""
+PROPORTIONAL = 1.0
+"""Weight, in guesses, of the belief that one of twice the levels takes twice as long: a fixed part shows only where
+levels vary."""
+
+
+class DraftCost:
+    """A line through (levels, seconds), by exponentially weighted moments.
+
+    Drafters that run a pass a level have next to no fixed part; for those that say all positions in one pass, as
+    Medusa's heads do, it is nearly all, and a level more is next to free.
+    """
+
+    def __init__(self) -> None:
+        self._num_seen = 0
+        self._levels = 0.0
+        self._seconds = 0.0
+        self._variance = 0.0
+        self._covariance = 0.0
+        self.catch_up = 0.0
+        """Expected seconds of a token that a lagging drafter must read first."""
+
+    @property
+    def level(self) -> float:
+        """Expected seconds of one more level; 0 before any is known."""
+        if not self._num_seen:
+            return 0.0
+        mean, prior = self._seconds / self._levels, PROPORTIONAL * self._levels**2 / self._num_seen
+        return min(mean, max(0.0, (self._covariance + prior * mean) / (self._variance + prior)))
+
+    def seconds(self, levels: float) -> float:
+        """Expected, of a guess of so many levels by a drafter that has read everything."""
+        return self._seconds + (levels - self._levels) * self.level
+
+    def learn(self, levels: int, seconds: float) -> None:
+        """A guess of so many levels took so long; outliers are cut."""
+        if self._num_seen < COLD:
+            if not self._num_seen or seconds / levels < self._seconds / self._levels:
+                self._levels, self._seconds = float(levels), seconds
+            self._num_seen += 1
+            return
+        self._num_seen += 1
+        across = levels - self._levels
+        along = min(seconds, OUTLIER * self.seconds(levels)) - self._seconds
+        self._levels += REFINE * across
+        self._seconds += REFINE * along
+        self._variance += REFINE * ((1 - REFINE) * across**2 - self._variance)
+        self._covariance += REFINE * ((1 - REFINE) * across * along - self._covariance)
+
+    def learn_catch_up(self, levels: int, seconds: float, lag: int) -> None:
+        """A guess whose drafter had to read `lag` tokens first: no measure of the levels, only of the reading."""
+        rest = max(0.0, seconds - self.seconds(levels)) / lag
+        self.catch_up += (CATCH_UP if self.catch_up else 1.0) * (rest - self.catch_up)
