@@ -182,7 +182,7 @@ def test_cold_first_guesses_do_not_price_a_drafter() -> None:
     known = price.level
     guess(second, 82e-3)
     assert price.level == known
-    assert price.catch_up == pytest.approx(0.8e-3)  # a token of a prompt of 100
+    assert price.catch_up == pytest.approx(0.78e-3, rel=0.05)  # a token of a prompt of 100
     guess(second, 80e-3)
     assert known < price.level < 1.06 * known
 

@@ -85,7 +85,7 @@ def test_a_useless_drafter_that_reads_prompts_costs_no_more_than_the_share(promp
 
 def test_a_purse_is_bounded_and_what_is_left_passes_on() -> None:
     purses = Purses()
-    for _ in range(1000):
+    for _ in range(5000):
         purses.settle(0, 5.0, 0.0)
     assert purses.of(0) == purses.of(1) == MOST_GAINED
     purses.settle(0, -2 * MOST_GAINED, 0.0)
@@ -130,3 +130,20 @@ def test_one_pass_drafters_are_told_that_levels_are_free() -> None:
     budget = control.budget([request])[0]
     assert budget.level_price < 0.02
     assert budget.depth == 5
+
+
+def test_one_slow_reading_does_not_shut_a_drafter_out() -> None:
+    """A machine that stalled while the first prompt was read: the price is not believed for ever."""
+    cost = DraftCost()
+    cost.learn(1, 1e-3)
+    cost.learn_catch_up(1, 101e-3, 50)
+    assert cost.catch_up == pytest.approx(2e-3)
+    cost.learn_catch_up(1, 91e-3, 10)
+    assert cost.catch_up == pytest.approx(2e-3)  # too few tokens to tell
+    cost.learn_catch_up(1, 6e-3, 50)
+    assert cost.catch_up == pytest.approx(0.1e-3)
+    cost.learn_catch_up(1, 101e-3, 50)
+    assert cost.catch_up == pytest.approx(0.12e-3)
+    for _ in range(5000):
+        cost.fade()
+    assert cost.catch_up < 0.02e-3

@@ -19,8 +19,8 @@ from outrider.cache.pages import Pages
 from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import Control
+from outrider.drafters import tap_fed
 from outrider.drafters.base import Ask, Commit, Needs, Workshop
-from outrider.drafters.tap_fed import MOST_PENDING
 from outrider.drafters.trees import Expand, Level
 from outrider.engine.drafter_probe import probe_drafter
 from outrider.engine.scheduler import Scheduler
@@ -274,8 +274,9 @@ def test_weights_that_know_nothing_of_the_target_are_found_out(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["eagle3", "block", "medusa"])
-def test_long_stretches_without_guesses_keep_little(name: str) -> None:
+def test_long_stretches_without_guesses_keep_little(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth 0 for many cycles: what waits is bounded, and nothing is left when a request ends."""
+    monkeypatch.setattr(tap_fed, "MOST_PENDING", 0)
     made = target("lean", pytest.MonkeyPatch())
     engine = build(name, made, artefacts.folder(name, made))
     drafter: Any = engine.drafter
@@ -294,5 +295,23 @@ def test_long_stretches_without_guesses_keep_little(name: str) -> None:
     while not engine.scheduler.is_idle:
         engine.step()
     assert request.tally.drafted == 0
-    assert max(waiting) <= MOST_PENDING + 1
+    assert max(waiting) <= tap_fed.IN_USE + 1
     assert not (drafter._taps if name == "medusa" else drafter._feed._pending)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "block"])
+@pytest.mark.parametrize("speculation", [False, True])
+def test_a_head_that_is_not_asked_runs_no_layer(name: str, speculation: bool) -> None:
+    """Taps wait for a proposal; where none came they are dropped, but for a request that never wanted guesses."""
+    made = target("lean", pytest.MonkeyPatch())
+    engine = build(name, made, artefacts.folder(name, made))
+    drafter: Any = engine.drafter
+    written = []
+    write = drafter.write
+    drafter.write = lambda batch, taps: written.append(batch.num_rows) or write(batch, taps)
+    engine.control.budget = lambda *asked: {}
+    request = make_request(0, texts(1)[0], SamplingParams(max_tokens=60, speculation=speculation))
+    engine.add(request)
+    while not engine.scheduler.is_idle:
+        engine.step()
+    assert sum(written) == (0 if speculation else request.num_tokens - 1)

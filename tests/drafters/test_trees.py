@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from outrider.drafters.base import Ask, Commit
 from outrider.drafters.candidates import Candidates
-from outrider.drafters.trees import Level, Trees, best_nodes, shares
+from outrider.drafters.trees import Level, Trees, best_nodes, lines_first, shares
 from outrider.request import SamplingParams
 from outrider.sampling.context import Context
 from outrider.tree import ROOT, Budget
@@ -112,7 +112,9 @@ def test_a_tree_holds_the_likeliest_paths_of_all(nodes: int) -> None:
             chances[path] = chances.get(path[:-1], 1.0) * float(q[path[-1]])
     ranked = sorted(chances, key=lambda path: -chances[path])
     assert paths_of(tree) == set(ranked[:nodes])
-    assert [tuple(tree.tokens[i] for i in tree.path(n)) for n in range(len(tree))] == ranked[: len(tree)]
+    line = [tuple(tree.tokens[i] for i in tree.path(n)) for n in range(len(tree))][:depth]
+    best = [next((path for path in ranked[:nodes] if path[:-1] == above), None) for above in [(), *line[: depth - 1]]]
+    assert line[: len(tree)] == [path for path in best if path is not None][: len(line)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -235,3 +237,19 @@ def test_what_is_over_is_not_learned_from() -> None:
         asker.request.output.append(4)
         asker.trees.observe([Commit(asker.request, 1, 0, ())])
     assert len(asker.grow(Budget(1, 1, 1, prices=(0.5,)))) == 1
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
+def test_the_likeliest_path_lies_in_line(picks: list[int]) -> None:
+    """Nodes come in an order of weight; the first children of first children take the first places, none is lost."""
+    parents = [pick % (node + 1) - 1 for node, pick in enumerate(picks)]
+    nodes = [10 * node for node in range(len(picks))]
+    above = [parent if parent == ROOT else 10 * parent for parent in parents]
+    order = lines_first(nodes, above)
+    assert sorted(order) == nodes
+    place = {node: index for index, node in enumerate(order)} | {ROOT: -1}
+    for node, parent in zip(nodes, above, strict=True):
+        siblings = [other for other, its in zip(nodes, above, strict=True) if its == parent]
+        assert place[node] > place[parent]
+        assert [place[other] for other in siblings] == sorted(place[other] for other in siblings)
+        assert node != siblings[0] or place[node] == place[parent] + 1

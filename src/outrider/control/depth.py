@@ -137,6 +137,8 @@ class Control:
                 self.drafting[graded].learn_catch_up(levels, record.seconds_draft, lag)
             else:
                 self.drafting[graded].learn(levels, record.seconds_draft)
+        if not lag:
+            self.drafting[False].fade()
         self._settle(record, deepest)
 
     def _settle(self, record: Record, deepest: Mapping[bool, int]) -> None:

@@ -8,8 +8,12 @@ OUTLIER = 2.0
 """What took longer than so many times the expected counts as that."""
 COLD = 3
 """First measurements, of which the least counts: code and caches are cold."""
-CATCH_UP = 0.3
-"""Weight of one new catch-up: they are rare."""
+READING = 32
+"""Tokens that must have been read at once to tell the price of one."""
+DEARER = 1.2
+"""The price of reading rises no faster than this at a time: it is seldom seen, and where it is too high never again."""
+FADING = 0.9995
+"""What is left of it with every pass that it was not seen in, for the same reason."""
 PROPORTIONAL = 1.0
 """Weight, in guesses, of the belief that one of twice the levels takes twice as long: a fixed part shows only where
 levels vary."""
@@ -60,5 +64,10 @@ class DraftCost:
 
     def learn_catch_up(self, levels: int, seconds: float, lag: int) -> None:
         """A guess whose drafter had to read `lag` tokens first: no measure of the levels, only of the reading."""
-        rest = max(0.0, seconds - self.seconds(levels)) / lag
-        self.catch_up += (CATCH_UP if self.catch_up else 1.0) * (rest - self.catch_up)
+        if lag >= READING:
+            rest = max(0.0, seconds - self.seconds(levels)) / lag
+            self.catch_up = min(rest, DEARER * self.catch_up) if self.catch_up else rest
+
+    def fade(self) -> None:
+        """Nobody read in this pass."""
+        self.catch_up *= FADING

@@ -235,8 +235,9 @@ def _keys(rows: tuple[tuple[float, int, int, int], ...], device: torch.device) -
 
 def _log_chances(logits: Tensor, columns: Tensor, temperatures: Tensor) -> Tensor:
     """log q of some columns (A, K) of each row at its temperature (A,), of those at temperature 0 as at 1: (A, K)."""
-    scaled = logits / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
-    return scaled.gather(1, columns.clamp(min=0)) - torch.logsumexp(scaled, dim=1, keepdim=True)
+    if bool((temperatures != 1).any()):
+        logits = logits / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
+    return torch.log_softmax(logits, dim=1).gather(1, columns.clamp(min=0))
 
 
 def _warp(logits: Tensor, row: Row) -> Tensor:

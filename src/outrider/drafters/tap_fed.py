@@ -20,8 +20,10 @@ from outrider.drafters.trees import Trees
 from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
 from outrider.request import Request
 
-MOST_PENDING = 16
-"""Entries of one request that may wait for a proposal; more are run at once, a prompt's in whole chunks."""
+IN_USE = 16
+"""At most so many entries wait where a request ends and its drafter was in use."""
+MOST_PENDING = 4 * 2**20
+"""Bytes of taps of one request that may wait for a proposal; entries beyond are written at once."""
 MAX_ROWS = 512
 """Rows of one pass that catches up."""
 
@@ -59,6 +61,7 @@ class Feed:
 
     def __init__(self, layers: Sequence[int], width: int, device: torch.device, block_size: int) -> None:
         self._layers = layers
+        self._most = max(IN_USE, min(MAX_ROWS, MOST_PENDING // (4 * width)))
         self._unknown = torch.zeros(1, width, device=device)
         self._device = device
         self._block_size = block_size
@@ -81,13 +84,15 @@ class Feed:
     def overdue(self, commits: Sequence[Commit]) -> list[tuple[FlatBatch, Tensor]]:
         """Passes that write what has waited too long, or has no proposal to wait for: (batch, taps (T, W)).
 
-        The last committed token's taps stay: the entry that they belong to is not known to be kept yet.
+        The last committed token's taps stay: the entry that they belong to is not known to be kept yet. Where a request
+        ends whose drafter was not asked for long, since its guesses do not pay, they are not paid for either.
         """
         batcher = _Batcher(self._block_size, self._device)
         for commit in commits:
             pending = self._pending[commit.request.id]
             ready = pending.num_rows - 1
-            if ready >= MOST_PENDING or (ready and commit.request.finish_reason is not None):
+            kept = ready <= IN_USE or not commit.request.params.speculation  # for prompts that go on from here
+            if ready >= self._most or (ready and kept and commit.request.finish_reason is not None):
                 batcher.add(commit.request, commit.table, pending, ready, num_logits=0)
         return batcher.finish()
 

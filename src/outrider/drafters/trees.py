@@ -192,10 +192,11 @@ class Trees:
         chosen = sprout.chosen()
         if not chosen:
             return EMPTY_TREE
+        chosen = lines_first(chosen, [sprout.parents[node] for node in chosen])
         places = {node: place for place, node in enumerate(chosen)} | {ROOT: ROOT}
         picked = [sprout.candidates[node] for node in chosen]
         parents = [places[sprout.parents[node]] for node in chosen]
-        laws = torch.stack(sprout.laws) if sprout.laws else None
+        laws = torch.stack([sprout.laws[node] for node in chosen]) if sprout.laws else None
         tree = DraftTree(tuple(candidate.token for candidate in picked), tuple(parents), laws)
         self._outcomes.remember(sprout.ask.request, tree, picked)
         return tree
@@ -227,7 +228,26 @@ def likeliest_paths(
             offer(len(picked), -negative, depth + 1, after)
         picked.append(candidate)
         parents.append(parent)
+    order = lines_first(range(len(picked)), parents)
+    places = {node: place for place, node in enumerate(order)} | {ROOT: ROOT}
+    picked, parents = [picked[node] for node in order], [places[parents[node]] for node in order]
     return DraftTree(tuple(candidate.token for candidate in picked), tuple(parents)), picked
+
+
+def lines_first(nodes: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """The nodes with their parents, in topological order, in an order where each is followed by its first child.
+
+    So the likeliest path lies in line, and its keys need not be moved once it is accepted; siblings keep their order.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in zip(nodes, parents, strict=True):
+        children.setdefault(parent, []).append(node)
+    order: list[int] = []
+    waiting = children.get(ROOT, [])[::-1]
+    while waiting:
+        order.append(waiting.pop())
+        waiting += children.get(order[-1], [])[::-1]
+    return order
 
 
 def best_nodes(weights: Sequence[float], budget: Budget) -> list[int]:

@@ -100,6 +100,7 @@ class Engine:
         depth = depth if self.drafter else 0
         wide = width or chosen.width
         self.control = Control(chosen.cost, depth, wide, nodes, adaptive=False, extra_rows=chosen.extra_rows)
+        self.control.drafting = chosen.drafting  # what a guess costs is learnt from these, too
         try:
             yield
         finally:
