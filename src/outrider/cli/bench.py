@@ -45,6 +45,9 @@ def bench(
     only: Annotated[
         str | None, typer.Option(metavar="PART", help="Of several drafters: acceptance or speed alone.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Of several drafters: acceptance by so many processes at once.")
+    ] = 1,
     raw: Raw = False,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +67,9 @@ def bench(
             raise ConfigError(f"limit={limit} is out of range: give a whole number of at least 1")
         asked = load_prompts(prompts)
         parts = PARTS if only is None else (only,)
-        run_survey(Survey(model, settings.engine, asked, limit, temperatures, max_tokens, parts, raw), as_json)
+        run_survey(
+            Survey(model, settings.engine, asked, limit, temperatures, max_tokens, parts, raw, processes), as_json
+        )
         return
     if only is not None or len(temperatures) > 1:
         raise ConfigError("only and a second temperature are for several drafters: give --drafter all, or a,b")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from os import cpu_count
 from typing import Any
 
 from outrider.cli.drafters import every, settings_for
@@ -12,6 +16,7 @@ from outrider.cli.session import fetch_if_missing
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.measure.bench import PLAIN
+from outrider.measure.ceiling import GUESSES, Sureness, sureness
 from outrider.measure.prompts import Prompt
 from outrider.measure.survey import Row, Shape, Variant, by_task, measure_acceptance, measure_speed
 from outrider.request import SamplingParams
@@ -29,7 +34,7 @@ FIXED = ("acceptance", "adaptive")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is measured: `parts` names "acceptance", "speed" or both."""
+    """What is measured: `parts` names "acceptance", "speed" or both; acceptance by so many processes at once."""
 
     model: str
     engine: Mapping[str, Any]
@@ -39,6 +44,15 @@ class Survey:
     max_tokens: int
     parts: Sequence[str]
     raw: bool = False
+    processes: int = 1
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(max_tokens=self.max_tokens, seed=0)
+
+    @property
+    def tasks(self) -> dict[str, list[Prompt]]:
+        return by_task(self.prompts, self.limit)
 
     def drafters(self) -> list[str]:
         wanted = self.engine["drafter"]
@@ -67,6 +81,20 @@ class Survey:
         shapeless = {k: v for k, v in self.engine.items() if k not in ("depth", "width", "nodes")}
         return {**settings_for(of["drafter"], shapeless), **of}
 
+    def open(self, settings: Mapping[str, Any]) -> Any:
+        from outrider import LLM
+
+        return LLM(self.model, **self.settings(settings))
+
+    def accepted(self, variants: Sequence[Variant], progress: Callable[[str], None]) -> list[Row]:
+        return measure_acceptance(self.open, variants, self.tasks, self.params, self.raw, progress)
+
+    def ceiling(self, temperature: float) -> dict[str, Sureness]:
+        """By task, for the deepest shape."""
+        asked = replace(self.params, temperature=temperature)
+        with closing(self.open({"drafter": "none", "prefix_cache": False})) as llm:
+            return sureness(llm, self.tasks, asked, max(shape.depth for shape in self.shapes()), self.raw)
+
 
 def run(survey: Survey, as_json: bool) -> None:
     """Measure, then print Markdown on stdout, or one JSON object.
@@ -85,33 +113,60 @@ def run(survey: Survey, as_json: bool) -> None:
         EngineConfig.of(model=survey.model, **survey.settings(variant.settings()))
     fetch_if_missing(survey.model)
 
-    def open_llm(settings: Mapping[str, Any]) -> Any:
-        from outrider import LLM
-
-        return LLM(survey.model, **survey.settings(settings))
-
-    tasks = by_task(survey.prompts, survey.limit)
-    params = SamplingParams(max_tokens=survey.max_tokens, seed=0)
     accepted: list[Row] = []
+    ceilings: dict[float, dict[str, Sureness]] = {}
     fast: list[Row] = []
     with notes().status("measuring") as status:
         if "acceptance" in survey.parts:
-            accepted = measure_acceptance(open_llm, survey.variants(), tasks, params, survey.raw, status.update)
+            accepted, ceilings = _accepted(survey, status.update)
         if "speed" in survey.parts:
             own = [Variant(drafter, t) for t in survey.temperatures for drafter in survey.drafters()]
-            fast = measure_speed(open_llm, own, tasks, params, survey.raw, status.update)
+            fast = measure_speed(survey.open, own, survey.tasks, survey.params, survey.raw, status.update)
     if all(row.error for row in (*accepted, *fast)):
         raise ConfigError(f"nothing could be measured: {(accepted or fast)[0].error}")
+    tasks = survey.tasks
     if as_json:
         rows = {"acceptance": [row.to_json() for row in accepted], "speed": [row.to_json() for row in fast]}
-        print_json({"tasks": {task: len(prompts) for task, prompts in tasks.items()}, **rows})
+        bounds = {f"{t:g}": {task: asdict(found) for task, found in by.items()} for t, by in ceilings.items()}
+        print_json({"tasks": {task: len(prompts) for task, prompts in tasks.items()}, **rows, "ceiling": bounds})
         return
     counts = ", ".join(f"{task} {len(prompts)}" for task, prompts in tasks.items())
     write(f"Prompts: {counts}; at most {survey.max_tokens} tokens each; tau counts the target's own token.\n")
     if accepted:
         write("\n" + _acceptance_table(accepted, list(tasks)))
+        write("\nWith the law known and the draw not, a drafter would reach at most (at T = 0: were the text drawn):\n")
+        write("\n" + _ceiling_table(ceilings, list(tasks)))
     if fast:
         write("\n" + _speed_table(fast, list(tasks)))
+
+
+def _accepted(survey: Survey, progress: Callable[[str], None]) -> tuple[list[Row], dict[float, dict[str, Sureness]]]:
+    """Every variant's row and every temperature's ceiling, here or by processes that share the cores."""
+    variants = survey.variants()
+    if survey.processes == 1:
+        ceilings = {t: survey.ceiling(t) for t in survey.temperatures}
+        return survey.accepted(variants, progress), ceilings
+    threads = max(1, (cpu_count() or 1) // survey.processes)
+    with ProcessPoolExecutor(survey.processes, get_context("spawn"), _share_cores, (threads,)) as pool:
+        # Trees of many nodes take longest, so they begin.
+        longest = sorted(variants, key=lambda v: -v.shape.nodes if v.shape else 0)
+        rows = {pool.submit(_accepted_alone, survey, variant): variant for variant in longest}
+        bounds = {t: pool.submit(survey.ceiling, t) for t in survey.temperatures}
+        for done, _ in enumerate(as_completed(rows), start=1):
+            progress(f"acceptance {done} of {len(variants)}")
+        found = {variant: future.result() for future, variant in rows.items()}
+        return [found[variant] for variant in variants], {t: future.result() for t, future in bounds.items()}
+
+
+def _share_cores(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _accepted_alone(survey: Survey, variant: Variant) -> Row:
+    (row,) = survey.accepted([variant], lambda text: None)
+    return row
 
 
 def _acceptance_table(rows: Sequence[Row], tasks: Sequence[str]) -> str:
@@ -134,6 +189,19 @@ def _acceptance_table(rows: Sequence[Row], tasks: Sequence[str]) -> str:
                 number(tally.drafted / tally.cycles if tally.cycles else None, 1),
             )
         )
+    return _markdown(head, lines)
+
+
+def _ceiling_table(ceilings: Mapping[float, Mapping[str, Sureness]], tasks: Sequence[str]) -> str:
+    """A cell: tau with so many guesses at every level; the last row of a temperature: positions in doubt."""
+    head = ("T", "guesses a level", "mean tau", *tasks)
+    lines = []
+    for temperature, found in ceilings.items():
+        for k in GUESSES:
+            taus = [found[task].tau[k] for task in tasks]
+            lines.append((f"{temperature:g}", str(k), number(sum(taus) / len(taus)), *map(number, taus)))
+        doubts = [f"{found[task].doubtful:.0%}" for task in tasks]
+        lines.append((f"{temperature:g}", "positions whose likeliest token has < 1/2", "", *doubts))
     return _markdown(head, lines)
 
 
