@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outrider.cli import main
-from outrider.cli.survey import Survey, _markdown
+from outrider.cli.survey import Survey, _accepted, _markdown
+from outrider.measure.prompts import Prompt
+from tests.models.tiny import make_module, make_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -35,3 +39,16 @@ def test_a_drafter_named_twice_is_measured_once():
 def test_a_name_with_a_bar_or_a_line_break_stays_in_its_cell():
     table = _markdown(("T", "task|one"), [("0", "what\nfailed | why")])
     assert table.splitlines() == ["| T | task\\|one |", "| --- | --- |", "| 0 | what failed \\| why |"]
+
+
+def test_several_processes_find_what_one_finds(tmp_path):
+    make_module("llama").save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    prompts = [Prompt(f"{task}:{i}", (5 + i, 6, 7, 5 + i, 6, 7, 5 + i), task) for i in range(2) for task in ("a", "b")]
+    engine = {"drafter": "ngram,suffix", "num_slots": 1000, "self_test": False, "depth": 2, "width": 2}
+    survey = Survey(str(tmp_path), engine, prompts, None, [0.0, 1.0], 12, ("acceptance",))
+    alone, shared = (_accepted(replace(survey, processes=n), lambda text: None) for n in (1, 2))
+    assert [row.variant for row in shared[0]] == survey.variants()
+    figures = [[(row.to_json()["tau"], row.by_position()) for row in rows] for rows, _ in (alone, shared)]
+    assert figures[0] == figures[1]
+    assert alone[1] == shared[1]
