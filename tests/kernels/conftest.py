@@ -12,6 +12,7 @@ from outrider.errors import KernelError
 from outrider.kernels import select
 from outrider.kernels.native import load_native
 from outrider.kernels.plain import PlainKernels
+from tests.interpreter import round_as_a_gpu_does
 
 TARGETS = {
     "native": ("-march=native",),
@@ -41,6 +42,7 @@ def make_triton():
     pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux on x86-64)")
     if torch.cuda.is_available():
         pytest.skip("with a GPU here Triton's kernels run on it: pytest -m gpu")
+    round_as_a_gpu_does()
     return select("triton", torch.device("cpu"))
 
 

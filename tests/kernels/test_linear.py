@@ -32,8 +32,9 @@ def dequantised(quants, scales, minima):
 def test_float_linears_equal_float64(kernels, normal, shape, dtype):
     weight, bias, x = normal(*shape).to(dtype), normal(shape[0]), normal(19, shape[1])
     residual = normal(19, shape[0])
-    exact = x.double() @ weight.double().T + bias + residual
-    y = kernels.pack(weight, bias)(x, residual)
+    linear = kernels.pack(weight, bias)
+    exact = x.to(linear.input_dtype).double() @ weight.double().T + bias + residual
+    y = linear(x, residual)
     torch.testing.assert_close(y.double(), exact, atol=1e-5 * shape[1] ** 0.5, rtol=1e-5)
 
 

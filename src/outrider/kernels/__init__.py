@@ -12,7 +12,10 @@ from outrider.kernels.native import load_native
 from outrider.kernels.plain import PlainKernels
 from outrider.kernels.self_test import TestOutcome, self_test
 
-__all__ = ["Kernels", "KeyIndex", "Linear", "Program", "TestOutcome", "select", "self_test"]
+__all__ = ["Kernels", "KeyIndex", "Linear", "Program", "TestOutcome", "select", "self_test", "settle"]
+
+FALLBACK_WIDTH = 16
+"""Rows of every pass where kernels cannot serve several numbers of rows with the same bits."""
 
 
 def select(kind: str, device: torch.device, threads: int | None = None) -> Kernels:
@@ -45,11 +48,9 @@ def _triton(kind: str, device: torch.device) -> Kernels:
             "to debug them"
         )
     try:
-        from outrider.kernels.triton import TritonKernels
+        from outrider.kernels.triton import first_that_runs
 
-        kernels = TritonKernels(device)
-        none = torch.zeros(1, dtype=torch.int32, device=device)
-        kernels.draw(none.float()[None], none.float(), none.long(), none, none)
+        kernels = first_that_runs(device)
     except Exception as error:  # of a missing package, a compiler, a driver: each raises its own
         reason = str(error).strip().splitlines() or [type(error).__name__]
         if kind == "auto":
@@ -59,3 +60,22 @@ def _triton(kind: str, device: torch.device) -> Kernels:
             "driver), or choose kernels='plain'"
         ) from error
     return kernels
+
+
+def settle(kernels: Kernels, device: torch.device) -> list[TestOutcome]:
+    """Bit-compare a GPU's kernels at the widths in use, and let them serve as far as they passed -> what failed.
+
+    Where the bits of linears depend on their tile one tile serves all calls; where a kernel's rows depend on their
+    number still, every pass runs at one width. Either is told in `note`. Kernels for a CPU are tried by tests instead:
+    they are compiled from one source whatever the width.
+    """
+    if device.type == "cpu" or kernels.name != "triton":
+        return []
+    notes = [kernels.note, kernels.keep_one_tile()]  # type: ignore[attr-defined]
+    failed = [outcome for outcome in self_test(kernels, device) if not outcome.passed]
+    if failed:
+        kernels.fixed_width = FALLBACK_WIDTH
+        names = ", ".join(outcome.kernel for outcome in failed)
+        notes.append(f"every pass runs at {FALLBACK_WIDTH} rows: on this device rows of {names} depend on their number")
+    kernels.note = "; ".join(note for note in notes if note) or None
+    return failed

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,11 @@ class Linear(Protocol):
     in_features: int
     out_features: int
     nbytes: int
+    input_dtype: dtype
+    """What inputs are rounded to before they are multiplied; given in it already, they yield the same bits sooner."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """x: (T, K) float32 -> (T, N) float32; `residual` (T, N) is added last and may be `out` itself."""
+        """x: (T, K) float32, or `input_dtype` -> (T, N) float32; `residual` (T, N) is added last and may be `out`."""
 
     def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32. A tied embedding is this."""
@@ -62,13 +64,16 @@ class Kernels(Protocol):
 
     A row's result depends on that row alone: not on how many rows share the call, nor on where it stands.
     Where a set cannot promise that at every width, `fixed_width` names the one width at which it can.
-    Every verb writes into `out` and returns it where one is given.
+    Every verb writes into `out` and returns it where one is given, rounded where that is bfloat16 (which only sets need
+    to take whose linears have that `input_dtype`).
     """
 
     name: str
     fixed_width: int | None
     note: str | None
     """What a user should know, such as why slower kernels serve."""
+    wide: tuple[int, ...]
+    """Rows of calls that take another path than narrow ones do: widths at which bits are to be compared as well."""
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """(N, K) float32 or bfloat16 -> Linear of the same kind."""

@@ -25,6 +25,8 @@ _MOST_RANKED = 32
 class NativeLinear:
     """Weights in the native order (kernels/packing.py)."""
 
+    input_dtype = torch.float32
+
     def __init__(
         self, kernels: NativeKernels, kind: str, packed: Tensor, shape: tuple[int, int], bias: Tensor | None
     ) -> None:
@@ -73,6 +75,7 @@ class NativeKernels:
     name = "native"
     fixed_width: int | None = None
     note: str | None = None
+    wide: tuple[int, ...] = ()
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self.threads = threads

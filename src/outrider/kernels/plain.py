@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import KernelError
-from outrider.kernels.base import KeyIndex
+from outrider.kernels.base import KeyIndex, Linear
 from outrider.kernels.noise import gumbel
 
 GROUP = 32
@@ -32,6 +32,8 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 class PlainLinear:
     """Weights as they were given; see `Linear`."""
+
+    input_dtype = torch.float32
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class PlainKernels:
 
     name = "plain"
     fixed_width: int | None = None
+    wide: tuple[int, ...] = ()
 
     def __init__(self, device: torch.device, width: int = 16, note: str | None = None) -> None:
         """note: why these serve where others were wanted."""
@@ -116,7 +119,7 @@ class PlainKernels:
             parts.append(function(*(nn.functional.pad(t, (0, 0) * (t.dim() - 1) + (0, missing)) for t in tile)))
         return torch.cat(parts)[:num_rows]
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> PlainLinear:
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """(N, K) float32 or bfloat16 -> Linear of the same kind."""
         kind = str(weight.dtype).removeprefix("torch.")
         if kind not in ("float32", "bfloat16"):
@@ -125,7 +128,7 @@ class PlainKernels:
 
     def pack_quantised(
         self, kind: str, quants: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None = None
-    ) -> PlainLinear:
+    ) -> Linear:
         """See `Kernels.pack_quantised`.
 
         Raises:

@@ -37,12 +37,13 @@ def self_test(kernels: Kernels, device: torch.device | None = None) -> list[Test
     with torch.inference_mode():
         generator = torch.Generator().manual_seed(0)
         cases = _cases(kernels, torch.device("cpu") if device is None else device, generator)
-        return [_try(name, case, generator) for name, case in cases.items()]
+        widths = (*WIDTHS, *kernels.wide)
+        return [_try(name, case, widths, generator) for name, case in cases.items()]
 
 
-def _try(name: str, case: Case, generator: torch.Generator) -> TestOutcome:
+def _try(name: str, case: Case, widths: tuple[int, ...], generator: torch.Generator) -> TestOutcome:
     alone = torch.cat([case(torch.tensor([i])) for i in range(_ROWS)])
-    for width in WIDTHS:
+    for width in widths:
         rows = torch.randint(0, _ROWS, (width,), generator=generator)
         same = (case(rows) == alone[rows]).view(width, -1).all(dim=1)
         if not same.all():
@@ -70,6 +71,7 @@ def _cases(kernels: Kernels, device: torch.device, generator: torch.Generator) -
         f"linear {kind}": lambda rows, linear=linear: linear(x[rows], residual[rows])  # type: ignore[misc]
         for kind, linear in linears.items()
     }
+    cases["lookup"] = lambda rows: linears["bfloat16"].lookup(rows.to(device))
     norm = normal(_HIDDEN)
     cases["rms_norm"] = lambda rows: kernels.rms_norm(x[rows], norm, 1e-5)
     cases["silu_mul"] = lambda rows: kernels.silu_mul(x[rows])

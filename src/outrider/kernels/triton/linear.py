@@ -1,0 +1,255 @@
+"""Row-invariant linears in Triton: packed weights times a few rows, or many, by one loop over the inputs in order.
+
+A program computes a tile of outputs x rows. The weights are the first operand of the tensor cores' product whatever
+the number of rows, the inputs are taken in rising order, and no sum is split among programs: a row's sum is one fixed
+sequence. (On an H200 its bits did not depend on the size of the tile either; `differing_tiles` tries that where it
+runs.) A pass of few rows only streams its weights, so that the order costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from outrider.kernels.packing import GROUP
+from outrider.kernels.triton.launch import launch_options, on_device
+from outrider.kernels.triton.rows import lookup_rows
+
+PREFETCHED = 16384
+"""Bytes of weights that a program asks for before its inputs are there."""
+LINE = 128
+"""Bytes that one request for memory brings into the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A program's share of the work: `outputs` x `rows`, `inputs` at a time, `stages` of them on their way."""
+
+    outputs: int
+    rows: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+TILES: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
+    (16, ((2048, Tile(16, 16, 256, 4, 4)), (8192, Tile(32, 16, 256, 4, 4)), (1 << 62, Tile(64, 16, 128, 4, 5)))),
+    (32, ((2048, Tile(16, 32, 256, 4, 4)), (8192, Tile(32, 32, 256, 4, 3)), (1 << 62, Tile(64, 32, 128, 4, 4)))),
+    (64, ((2048, Tile(16, 64, 128, 4, 4)), (8192, Tile(32, 64, 128, 4, 4)), (1 << 62, Tile(64, 64, 128, 4, 4)))),
+    (128, ((4096, Tile(64, 64, 128, 4, 4)), (1 << 62, Tile(64, 128, 128, 4, 4)))),
+    (512, ((4096, Tile(64, 128, 128, 4, 3)), (1 << 62, Tile(128, 128, 64, 8, 4)))),
+    (1 << 62, ((1 << 62, Tile(128, 128, 64, 8, 4)),)),
+)
+"""By most rows of a call, then by most outputs. A table, not a search at run time: what runs must not depend on what
+was measured on the way; `tune` measures for those who write it."""
+ONE_TILE = Tile(64, 64, 128, 4, 4)
+"""For every call on a device where tiles differ in their bits."""
+FLOAT_TILE = Tile(32, 16, 32, 4, 2)
+"""Of float32 weights, which no tensor core multiplies exactly."""
+PLAIN_TILE = Tile(64, 16, 128, 4, 1)
+"""The interpreter's on a CPU: it multiplies by NumPy, whose sums do depend on the size of a tile."""
+
+
+def choose(num_rows: int, num_outputs: int) -> Tile:
+    """The tile of a call on a GPU."""
+    by_outputs = next(tiles for most, tiles in TILES if num_rows <= most)
+    return next(tile for most, tile in by_outputs if num_outputs <= most)
+
+
+def all_tiles() -> list[Tile]:
+    """Every tile of the table, each once."""
+    return list(dict.fromkeys(tile for _, tiles in TILES for _, tile in tiles))
+
+
+class TritonLinear:
+    """Weights (N, K) row by row; see `Linear`. Inputs are rounded to bfloat16 where the weights are no float32.
+
+    Attributes:
+        input_dtype: what inputs are rounded to. tile: the one that serves whatever the number of rows, or None.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        weight: Tensor,
+        scales: Tensor | None = None,
+        bias: Tensor | None = None,
+        tile: Tile | None = None,
+        overlap: bool = False,
+    ) -> None:
+        """weight: (N, K) float32, bfloat16, or int8 with scales (N, K // 32)."""
+        self.kind = kind
+        self.out_features, self.in_features = weight.shape
+        self.weight = weight.contiguous()
+        self.scales = None if scales is None else scales.contiguous()
+        self.bias = None if bias is None else bias.detach().float().contiguous()
+        self.nbytes = sum(t.nbytes for t in (self.weight, self.scales, self.bias) if t is not None)
+        self.input_dtype = torch.float32 if kind == "float32" else torch.bfloat16
+        self.tile = tile
+        self._overlap = overlap
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """x: (T, K) float32, or rounded already -> (T, N) float32; `residual` (T, N) is added last."""
+        num_rows = x.shape[0]
+        out = torch.empty(num_rows, self.out_features, device=x.device) if out is None else out
+        if num_rows:
+            self.run(x.to(self.input_dtype), residual, out, self.tile or self._choose(num_rows, x.device))
+        return out
+
+    def run(self, x: Tensor, residual: Tensor | None, out: Tensor, tile: Tile) -> None:
+        """One launch with this tile: x (T, K) of `input_dtype`, T >= 1."""
+        assert x.stride(1) == 1 or self.in_features == 1
+        assert out.stride(1) == 1 or self.out_features == 1
+        assert residual is None or residual.stride(1) == 1 or self.out_features == 1
+        grid = (triton.cdiv(x.shape[0], tile.rows), triton.cdiv(self.out_features, tile.outputs))
+        with on_device(x.device):
+            _linear[grid](
+                x,
+                self.weight,
+                self.weight if self.scales is None else self.scales,
+                self.weight if self.bias is None else self.bias,
+                out if residual is None else residual,
+                out,
+                x.shape[0],
+                self.out_features,
+                x.stride(0),
+                out.stride(0) if residual is None else residual.stride(0),
+                out.stride(0),
+                NUM_INPUTS=self.in_features,
+                OUTPUTS=tile.outputs,
+                ROWS=tile.rows,
+                INPUTS=tile.inputs,
+                GROUP=0 if self.scales is None else GROUP,
+                HAS_BIAS=self.bias is not None,
+                HAS_RESIDUAL=residual is not None,
+                IS_EXACT=self.kind == "float32",
+                IS_INTERPRETED=x.device.type == "cpu",
+                PREFETCH=min(PREFETCHED // tile.outputs, self.in_features * self.weight.itemsize) // LINE,
+                LINE=LINE,
+                OVERLAP=self._overlap,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+                **launch_options(self._overlap),
+            )
+
+    def _choose(self, num_rows: int, device: torch.device) -> Tile:
+        if device.type == "cpu":
+            return PLAIN_TILE
+        return FLOAT_TILE if self.kind == "float32" else choose(num_rows, self.out_features)
+
+    def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32."""
+        return lookup_rows(self.weight, self.scales, tokens, out, self._overlap)
+
+    def rows(self, ids: Tensor) -> TritonLinear:
+        """A linear of the outputs `ids` (n,) int64 alone, with the very bits of their weights."""
+        scales, bias = (None if t is None else t[ids] for t in (self.scales, self.bias))
+        return TritonLinear(self.kind, self.weight[ids], scales, bias, self.tile, self._overlap)
+
+
+def differing_tiles(device: torch.device, overlap: bool = False, num_inputs: int = 1024) -> list[Tile]:
+    """The tiles of the table whose results differ in any bit from the first one's; none, where each may serve."""
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, num_inputs, generator=generator).bfloat16().to(device) for n in (272, 80))
+    linear = TritonLinear("bfloat16", weight, overlap=overlap)
+    expected = None
+    differing = []
+    for tile in all_tiles():
+        found = torch.empty(80, 272, device=device)
+        linear.run(x, None, found, tile)
+        expected = found if expected is None else expected
+        if not torch.equal(found, expected):
+            differing.append(tile)
+    return differing
+
+
+# How many rows share a call must not choose another program for the same row.
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear(
+    x,
+    weight,
+    scales,
+    bias,
+    residual,
+    out,
+    num_rows,
+    num_outputs,
+    x_stride,
+    residual_stride,
+    out_stride,
+    NUM_INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IS_EXACT: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    LINE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    # Neighbouring programs share weights, which then come from memory once.
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    k = tl.arange(0, INPUTS)
+    is_row, is_output = t < num_rows, n < num_outputs
+    own = tl.minimum(n, num_outputs - 1).to(tl.int64)  # outputs beyond the last are computed twice, and not stored
+    weight_at = weight + own[:, None] * NUM_INPUTS + k[None, :]
+    x_at = x + t.to(tl.int64)[:, None] * x_stride + k[None, :]
+    if OVERLAP:
+        gdc_launch_dependents()
+        if PREFETCH > 0:
+            _prefetch(weight + own * NUM_INPUTS, PREFETCH, LINE)
+        gdc_wait()
+    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for start in range(0, NUM_INPUTS, INPUTS):
+        if NUM_INPUTS % INPUTS == 0:
+            w = tl.load(weight_at)
+            rows = tl.load(x_at, mask=is_row[:, None], other=0.0)
+        else:
+            inside = k < NUM_INPUTS - start
+            w = tl.load(weight_at, mask=inside[None, :], other=0)
+            rows = tl.load(x_at, mask=is_row[:, None] & inside[None, :], other=0.0)
+        if GROUP > 0:
+            group = start // GROUP + tl.arange(0, INPUTS // GROUP)
+            scales_at = scales + own[:, None] * (NUM_INPUTS // GROUP) + group[None, :]
+            scale = tl.load(scales_at, mask=(group < NUM_INPUTS // GROUP)[None, :], other=0.0)
+            grouped = tl.reshape(w.to(tl.float32), (OUTPUTS, INPUTS // GROUP, GROUP))
+            w = tl.reshape(grouped * scale.to(tl.float32)[:, :, None], (OUTPUTS, INPUTS)).to(tl.bfloat16)
+        if IS_INTERPRETED:  # products of bfloat16 are exact in float32
+            sums = tl.dot(w.to(tl.float32), tl.trans(rows.to(tl.float32)), sums, input_precision="ieee")
+        elif IS_EXACT:
+            sums = tl.dot(w, tl.trans(rows), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(w, tl.trans(rows), sums)
+        weight_at += INPUTS
+        x_at += INPUTS
+    if HAS_BIAS:
+        sums += tl.load(bias + n, mask=is_output, other=0.0)[:, None]
+    at = t.to(tl.int64)[None, :]
+    is_inside = is_output[:, None] & is_row[None, :]
+    if HAS_RESIDUAL:
+        sums += tl.load(residual + at * residual_stride + n[:, None], mask=is_inside, other=0.0)
+    tl.store(out + at * out_stride + n[:, None], sums, mask=is_inside)
+
+
+@triton.jit
+def _prefetch(first, COUNT: tl.constexpr, LINE: tl.constexpr):
+    """Ask for the first lines of memory of every row at `first`, without waiting for them."""
+    bytes_at = first.to(tl.int64)
+    for line in tl.static_range(COUNT):
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [bytes_at + line * LINE],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
