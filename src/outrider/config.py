@@ -13,6 +13,8 @@ from outrider.registry import DRAFTERS, nearest, unknown
 DTYPES = ("auto", "float32", "bfloat16", "packed")
 ACCEPTANCE = ("match", "rejection")
 KERNELS = ("auto", "native", "triton", "plain")
+WIDENINGS = ("8b", "2x")
+"""Plans by which `models/widen` enlarges a model."""
 MOST_THREADS = 1024
 KINDS = {"str": "a text", "int": "a whole number", "bool": "True or False"}
 """What to give for a field of a type."""
@@ -45,6 +47,8 @@ class EngineConfig:
         kernels: "auto", "native" (CPU), "triton" (GPU) or "plain". pass_width: rows of every pass of a Transformers
             module, narrower ones being padded (None: 16); a wide one suits many requests.
         self_test: bit-compare the rows of every kernel at load.
+        widen: for measuring, serve the model enlarged to this shape by parts that change nothing of what it says, and
+            its drafter likewise: "8b" (Llama 3.1 8B) or "2x".
     """
 
     model: str
@@ -69,6 +73,7 @@ class EngineConfig:
     kernels: str = "auto"
     pass_width: int | None = None
     self_test: bool = True
+    widen: str | None = None
 
     def __post_init__(self) -> None:
         def choose(name: str, choices: tuple[str, ...]) -> None:
@@ -79,6 +84,8 @@ class EngineConfig:
         choose("dtype", DTYPES)
         choose("acceptance", ACCEPTANCE)
         choose("kernels", KERNELS)
+        if self.widen is not None:
+            choose("widen", WIDENINGS)
         if self.drafter not in ("auto", "none") and isinstance(self.drafter, str):
             parts = self.drafter.split("+")
             problem = unknown("drafter", parts, list(DRAFTERS))

@@ -62,6 +62,7 @@ ENGINE = {
     "--kernels plain": ("kernels", "plain"),
     "--pass-width 8": ("pass_width", 8),
     "--no-self-test": ("self_test", False),
+    "--widen 8b": ("widen", "8b"),
 }
 TRAINING = {
     "--steps 7": ("steps", 7),

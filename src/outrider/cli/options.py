@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.config import ACCEPTANCE, DTYPES, EngineConfig
+from outrider.config import ACCEPTANCE, DTYPES, WIDENINGS, EngineConfig
 from outrider.errors import RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import LogprobsMode, SamplingParams
@@ -45,6 +45,7 @@ CHOICES = {
     "drafter": ("auto", "none", *DRAFTERS),
     "dtype": DTYPES,
     "acceptance": ACCEPTANCE,
+    "widen": WIDENINGS,
     "logprobs_mode": tuple(LogprobsMode),
     "loss": LOSSES,
     "optimizer": OPTIMIZERS,

@@ -16,9 +16,9 @@ from outrider.drafters.base import Ask, Needs, Workshop
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
 from outrider.models.batch import BatchBuilder, FlatBatch
-from outrider.models.heads import files
 from outrider.models.heads.block import BlockHead, Blocks
 from outrider.models.heads.stage import Rows
+from outrider.models.heads.widen import open_artefact
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -39,7 +39,7 @@ class Block(TapFed):
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
         target, named = workshop.target, workshop.config.drafter_model
-        self.head = BlockHead(files.read(files.wanted(self.name, named, target), self.name), target)
+        self.head = BlockHead(open_artefact(self.name, named, target), target)
         self.needs = Needs(
             stack=self.head.stack,
             stack_dtype=target.page_dtype,

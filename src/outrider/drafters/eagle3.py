@@ -15,9 +15,9 @@ from outrider.drafters.grow import Scratch
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
 from outrider.models.batch import FlatBatch
-from outrider.models.heads import files
 from outrider.models.heads.eagle3 import Eagle3Head
 from outrider.models.heads.stage import Rows
+from outrider.models.heads.widen import open_artefact
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -38,7 +38,7 @@ class Eagle3(TapFed):
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
         target, named = workshop.target, workshop.config.drafter_model
-        self.head = Eagle3Head(files.read(files.wanted(self.name, named, target), self.name), target)
+        self.head = Eagle3Head(open_artefact(self.name, named, target), target)
         self.needs = Needs(
             stack=(self.head.page,),
             stack_dtype=target.page_dtype,

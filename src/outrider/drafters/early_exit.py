@@ -16,8 +16,8 @@ from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
 from outrider.drafters.grow import Grower
 from outrider.errors import ConfigError
 from outrider.models.batch import FlatBatch, TargetOutput
-from outrider.models.heads import files
 from outrider.models.heads.exit import ExitNorm
+from outrider.models.heads.widen import open_artefact
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -40,7 +40,7 @@ class EarlyExit(Drafter):
         self.num_layers = config.exit_layers or max(1, num_layers // 3)
         self._norm: ExitNorm | None = None
         if config.drafter_model is not None:
-            artefact = files.read(files.locate(config.drafter_model), self.name)
+            artefact = open_artefact(self.name, config.drafter_model, target)
             self._norm = ExitNorm(artefact, target)
             self.num_layers = self._norm.num_layers
             self.nbytes = self._norm.nbytes

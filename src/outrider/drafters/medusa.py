@@ -17,8 +17,8 @@ from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
 from outrider.drafters.candidates import Candidates
 from outrider.drafters.trees import Level, Trees
 from outrider.models.batch import FlatBatch, TargetOutput
-from outrider.models.heads import files
 from outrider.models.heads.medusa import MedusaHeads
+from outrider.models.heads.widen import open_artefact
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -38,7 +38,7 @@ class Medusa(Drafter):
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
         target, named = workshop.target, workshop.config.drafter_model
-        self.heads = MedusaHeads(files.read(files.wanted(self.name, named, target), self.name), target)
+        self.heads = MedusaHeads(open_artefact(self.name, named, target), target)
         self.needs = Needs(ranks=True, width=WIDTH, taps=self.heads.taps)
         self.nbytes = self.heads.nbytes
         self._taps: dict[int, Tensor] = {}

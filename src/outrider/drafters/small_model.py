@@ -12,6 +12,7 @@ from outrider.drafters.grow import Grower
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.models.heads import files
 from outrider.models.heads.small import TrimmedModel
+from outrider.models.heads.widen import open_artefact
 from outrider.models.loader import load
 from outrider.models.target import Target, same_vocabulary
 from outrider.request import Request
@@ -77,7 +78,7 @@ class SmallModel(Drafter):
         named = config.drafter_model
         trained = files.find(self.name, target) if named is None else files.trained(named)
         if trained is not None:
-            return TrimmedModel(files.read(trained, self.name), target)
+            return TrimmedModel(open_artefact(self.name, named, target), target)
         if named is None:
             return target
         model = load(

@@ -108,6 +108,7 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         threads=config.threads,
         pass_width=config.pass_width,
         self_test=config.self_test,
+        widen=config.widen,
         progress=progress,
     )
     _refuse(config, target)

@@ -22,7 +22,8 @@ from outrider.models.gguf import read_header
 from outrider.models.lean import LeanModel
 from outrider.models.module import ModuleModel
 from outrider.models.probe import probe, reference
-from outrider.models.target import FIXED_WIDTH, Model, Target
+from outrider.models.target import FIXED_WIDTH, Model, Original, Target
+from outrider.models.twin import as_twin, twin_model, widening_of
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
@@ -38,6 +39,7 @@ def load(
     fetch: bool = False,
     progress: Progress | None = None,
     self_test: bool = True,
+    widen: str | None = None,
 ) -> Target:
     """Load a target (or a small drafter model): an alias, a folder, a `.gguf` file or a hub id.
 
@@ -48,6 +50,7 @@ def load(
         pass_width: rows of every pass of a Transformers module (None: `FIXED_WIDTH`).
         fetch: download an alias that is not there yet, instead of refusing.
         self_test: compare with Transformers' own logits and bit-compare rows among neighbours (`Target.report`).
+        widen: enlarge it by this plan of `config.WIDENINGS`; the logits are compared with the original's.
 
     Raises:
         ModelError: one sentence with its remedy. FetchError: if a download was asked for and failed.
@@ -60,7 +63,9 @@ def load(
     chosen = select(kernels, place, threads)
     config = checks.read_config(source)
     tokenizer = checks.read_tokenizer(source)
-    packed = _packed(dtype, source, config, place, chosen)
+    if widen is not None and dtype == "packed":
+        raise ModelError("a widened twin has float weights: choose dtype float32 or bfloat16")
+    packed = None if widen is not None else _packed(dtype, source, config, place, chosen)
     expected, body = None, packed
     if body is not None:
         dtype, generation = "packed", checks.read_generation_config(source)
@@ -70,11 +75,28 @@ def load(
         generation = module.generation_config
         if self_test:
             expected = reference(module, true_vocabulary(config, tokenizer))
+        if widen is not None:
+            twin = twin_of(source.name, widen, module, chosen, tokenizer)
+            return probe(twin, expected) if self_test else twin
         # On a GPU the libraries' own linears under a graph are the faster way.
         lean = LeanModel.from_module(module, chosen) if place.type == "cpu" else None
         body = lean or ModuleModel(module, chosen)
     target = assemble(source.name, body, dtype, place, chosen, tokenizer, config, generation, pass_width)
     return probe(target, expected) if self_test else target
+
+
+def twin_of(name: str, plan: str, module: Any, kernels: Kernels, tokenizer: Any) -> Target:
+    """The widened twin of a loaded module.
+
+    Raises:
+        ModelError: if it cannot be widened so.
+    """
+    widening, config, dtype = widening_of(module, plan), module.config, str(module.dtype).removeprefix("torch.")
+    body, vocab_size = twin_model(module, widening, kernels), true_vocabulary(config, tokenizer)
+    original = Original(name, plan, config, config.hidden_size, config.num_hidden_layers, vocab_size, tokenizer)
+    generation = module.generation_config
+    made = assemble(name, body, dtype, module.device, kernels, tokenizer, widening.config(config), generation)
+    return as_twin(made, original)
 
 
 def max_positions(model: str) -> int:

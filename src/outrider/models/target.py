@@ -52,6 +52,23 @@ class Model(Protocol):
         """cos and sin by position, (P, D_rot / 2) float32 each; D_rot = 0 where the model does not rotate one way."""
 
 
+@dataclass(frozen=True, slots=True)
+class Original:
+    """The model that a widened twin was made of, as far as its drafters are bound to it; the fields are a target's.
+
+    Attributes:
+        plan: what it was widened by, a name of `config.WIDENINGS`.
+    """
+
+    name: str
+    plan: str
+    config: Any
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    tokenizer: Any
+
+
 @dataclass(eq=False, slots=True)
 class Target:
     """A loaded model with its tokenizer and all that the engine needs to know of it.
@@ -65,6 +82,7 @@ class Target:
         exactness: "seed", or "distribution" where a probe found that rows depend on their neighbours.
         numerics: one phrase for people. notes: what they should know (a context cut short, a fallback).
         tokenizer, config: Transformers' own. report: what the probe at load found, None if it was left out.
+        original: what it is a widened twin of (`models/widen`), None for a model as it is.
     """
 
     name: str
@@ -84,6 +102,7 @@ class Target:
     exactness: str = "seed"
     notes: list[str] = field(default_factory=list)
     report: ProbeReport | None = None
+    original: Original | None = None
 
     @property
     def page_specs(self) -> list[PageSpec]:

@@ -24,7 +24,7 @@ from outrider.errors import ModelError
 from outrider.models.heads import folders
 from outrider.models.heads.parts import cut, joined
 from outrider.models.heads.wiring import seal
-from outrider.models.target import Target
+from outrider.models.target import Original, Target
 
 FORMAT = 1
 SHARD_BYTES = 16 * 2**20
@@ -131,24 +131,26 @@ def come_with(model: str) -> frozenset[str]:
 def find(drafter: str, target: Target) -> Path | None:
     """The trained drafter of that name for this target that comes with the package or the checkout, if there is one.
 
-    Its own "target" entry decides; among several that fit, one trained for a target of the same name comes first.
+    Its "target" entry decides, then the target's name; for a widened twin it is one of its original's.
     """
     fitting = []
+    known = target.original or target
     for folder in _shipped():
         config = _described(folder)
-        if config.get("drafter") == drafter and not _differences(config["target"], target):
-            fitting.append((config["target"].get("name") != _name(target), str(folder), folder))
+        if config.get("drafter") == drafter and not _differences(config["target"], known):
+            fitting.append((config["target"].get("name") != _name(known), str(folder), folder))
     return min(fitting)[2] if fitting else None
 
 
 def trained_for(drafter: str, named: str | None, target: Target) -> Mapping[str, Any] | None:
     """The "target" entry of the trained drafter that an engine's settings lead to; None where they lead to none.
 
-    named: as `wanted` takes it; it may be meant for the other drafter of a cascade.
+    named: as `wanted` takes it; it may be meant for the other drafter of a cascade. None for a widened twin, too, which
+    is held to its original when it is loaded.
     """
     folder = find(drafter, target) if named is None else trained(named)
     config = {} if folder is None else _described(folder)
-    return config["target"] if config.get("drafter") == drafter else None
+    return config["target"] if config.get("drafter") == drafter and target.original is None else None
 
 
 def wanted(drafter: str, named: str | None, target: Target) -> Path:
@@ -245,7 +247,7 @@ def describe_target(target: Target) -> dict[str, Any]:
     return {**_sizes(target), "vocabulary_sha256": vocabulary_digest(target)}
 
 
-def check_target(artefact: Artefact, target: Target) -> None:
+def check_target(artefact: Artefact, target: Target | Original) -> None:
     """Refuse a drafter that was trained for another target.
 
     Raises:
@@ -261,7 +263,7 @@ def check_target(artefact: Artefact, target: Target) -> None:
         )
 
 
-def _differences(described: Mapping[str, Any], target: Target) -> list[str]:
+def _differences(described: Mapping[str, Any], target: Target | Original) -> list[str]:
     sizes = _sizes(target)
     found = [
         f"{key} is {described.get(key)!r} there and {value!r} here"
@@ -273,7 +275,7 @@ def _differences(described: Mapping[str, Any], target: Target) -> list[str]:
     return found
 
 
-def _sizes(target: Target) -> dict[str, Any]:
+def _sizes(target: Target | Original) -> dict[str, Any]:
     return {
         "name": _name(target),
         "model_type": target.config.model_type,
@@ -283,12 +285,12 @@ def _sizes(target: Target) -> dict[str, Any]:
     }
 
 
-def _name(target: Target) -> str:
+def _name(target: Target | Original) -> str:
     """An alias or hub id as it is; of a folder its last part, which means something on other machines too."""
     return Path(target.name).name if Path(target.name).is_absolute() else target.name
 
 
-def vocabulary_digest(target: Target) -> str:
+def vocabulary_digest(target: Target | Original) -> str:
     """Of what every id means: models that share it can learn from each other's texts."""
     words = sorted((token, word) for word, token in target.tokenizer.get_vocab().items() if token < target.vocab_size)
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()

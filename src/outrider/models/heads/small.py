@@ -39,7 +39,7 @@ class TrimmedModel:
     def __init__(self, artefact: Artefact, target: Target, kind: str | None = None) -> None:
         """kind: of the packed weights; see `stage.pack`."""
         check_target(artefact, target)
-        config = _llama(artefact)
+        config = llama_config(artefact)
         config.max_position_embeddings = max(config.max_position_embeddings, target.max_positions)
         spec = spec_of(config)
         if spec is None or not spec.tied:
@@ -67,7 +67,12 @@ class TrimmedModel:
         return logits[:, : self.kept_ids.shape[0]]
 
 
-def _llama(artefact: Artefact) -> LlamaConfig:
+def llama_config(artefact: Artefact) -> LlamaConfig:
+    """What the small model's layers are.
+
+    Raises:
+        ModelError: if the artefact does not tell.
+    """
     try:
         return LlamaConfig(**artefact.config["llama"])
     except (LookupError, TypeError, ValueError, StrictDataclassError) as error:
