@@ -23,3 +23,11 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _faults_are_raised() -> None:
+    """An engine in use goes on without a drafter that does wrong; in a test that would go unseen."""
+    from outrider.engine.step import Engine
+
+    Engine.strict = True

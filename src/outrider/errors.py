@@ -19,6 +19,10 @@ class ModelError(OutriderError):
     """A model, tokenizer or weight file cannot be used as a target or drafter."""
 
 
+class DrafterError(OutriderError):
+    """A drafter broke a rule of its door (docs/add_a_drafter.md); texts never suffer from it, they go on without."""
+
+
 class FetchError(OutriderError):
     """A download failed, was interrupted or does not match its checksum; nothing half-made is left."""
 

@@ -222,6 +222,9 @@ class LLM:
             if all(request.is_finished or self._inboxes.get(request.id) for request in wanted):
                 return
             emissions, _ = self.engine.step()
+            fault = self.engine.fault
+            if fault is not None and str(fault) not in self.resolved.notes:
+                self.resolved = replace(self.resolved, notes=(*self.resolved.notes, str(fault)))
             for emission in emissions:
                 inbox = self._inboxes.get(emission.request.id)
                 if inbox is not None:

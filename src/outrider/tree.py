@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import lt
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class Budget:
     """How much to guess for one request in this cycle.
 
     Attributes:
-        depth, width, nodes: most levels, siblings a level, nodes in all.
+        depth, width, nodes: most levels, children of one node, nodes in all.
         prices: expected tokens that the i-th node must bring to be worth its row of the pass; the last holds for all
             that follow. Empty: every node is wanted. level_price: likewise for one more level of drafting.
         grade: what the drafter said of its guess beforehand (`Drafter.grade`), for the record.
@@ -90,15 +91,49 @@ class DraftTree:
     def is_chain(self) -> bool:
         return all(parent == i - 1 for i, parent in enumerate(self.parents))
 
-    def check(self, vocab_size: int) -> None:
-        """Assert our own invariants: topological order, distinct siblings, ids within the vocabulary."""
-        assert len(self.tokens) == len(self.parents)
-        assert all(ROOT <= parent < i for i, parent in enumerate(self.parents))
-        assert len(set(zip(self.parents, self.tokens, strict=True))) == len(self.tokens)
-        assert all(0 <= token < vocab_size for token in self.tokens)
+    def fault(self, vocab_size: int) -> str | None:
+        """The first law that it breaks, in words: its form, topological order, distinct siblings, the vocabulary."""
+        tokens, parents, count = self.tokens, self.parents, len(self.tokens)
+        if not count and not parents:
+            return None
+        # Every tree of every cycle is checked, in a few microseconds; only one that fails is looked at node by node.
+        if count == len(parents) and set(map(type, [*tokens, *parents])) == {int}:
+            ranked = sorted(tokens)
+            in_order = parents == tuple(range(ROOT, count - 1)) or (
+                min(parents) >= ROOT
+                and all(map(lt, parents, range(count)))
+                and (len(set(tokens)) == count or len(set(zip(parents, tokens, strict=True))) == count)
+            )
+            has_laws = self.laws is None or self.laws.shape == (count, vocab_size)
+            if in_order and has_laws and ranked[0] >= 0 and ranked[-1] < vocab_size:
+                return None
+        return self._find_fault(vocab_size)
+
+    def _find_fault(self, vocab_size: int) -> str:
+        count = len(self.tokens)
+        if count != len(self.parents):
+            return f"{counted(count, 'token')} but {counted(len(self.parents), 'parent')}"
+        known: dict[tuple[int, int], int] = {}
+        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if type(token) is not int or type(parent) is not int:
+                return f"token {token!r} or parent {parent!r} of node {node} is no int"
+            if not 0 <= token < vocab_size:
+                return f"token {token} at node {node} is outside the vocabulary of {vocab_size}"
+            if not ROOT <= parent < node:
+                return f"node {node} names parent {parent}, which does not come before it"
+            sibling = known.setdefault((parent, token), node)
+            if sibling != node:
+                return f"nodes {sibling} and {node} are siblings with the same token"
+        shape = None if self.laws is None else tuple(self.laws.shape)
+        return f"laws of shape {shape} for {counted(count, 'node')} and a vocabulary of {vocab_size}"
 
 
 EMPTY_TREE = DraftTree()
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: 1 tree, 2 trees."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 @dataclass(frozen=True, slots=True)

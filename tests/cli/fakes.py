@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from outrider.errors import RequestError
@@ -79,6 +80,7 @@ class FakeLLM:
     asked: list[tuple[Any, SamplingParams, bool]] = field(default_factory=list)
     closed: bool = False
     resolved: FakeResolved = field(default_factory=FakeResolved)
+    engine: SimpleNamespace = field(default_factory=SimpleNamespace)
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
 
     @property

@@ -63,7 +63,7 @@ def test_trees_keep_to_the_budget(name: str, width: int, acceptance: str) -> Non
     toy.run(engine, requests(temperature=1.0))
     assert any(len(tree) for _, tree in spy.asked)
     for ask, tree in spy.asked:
-        tree.check(toy.VOCAB)
+        assert tree.fault(toy.VOCAB) is None
         assert len(tree) <= ask.budget.nodes
         assert max(tree.depths(), default=0) <= ask.budget.depth
         for node in range(-1, len(tree)):

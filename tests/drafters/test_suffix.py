@@ -95,7 +95,7 @@ class Replay:
 
     def guess(self, request: Request, *budget, **options):
         (tree,) = self.drafter.propose([Ask(request, None, Budget(*budget, **options))])  # type: ignore[arg-type]
-        tree.check(100)
+        assert tree.fault(100) is None
         return tree
 
     def finish(self, request: Request, reason: FinishReason | None = FinishReason.STOP) -> None:

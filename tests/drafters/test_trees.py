@@ -55,7 +55,7 @@ class Asker:
 
         ask = Ask(self.request, self.context, budget)
         (tree,) = self.trees.grow([ask], self.logits(()).unsqueeze(0), expand, options.get("trust"))
-        tree.check(VOCAB)
+        assert tree.fault(VOCAB) is None
         return tree
 
 

@@ -60,7 +60,9 @@ def check(
     def open_llm(drafter: str) -> Any:
         from outrider import LLM
 
-        return LLM(model, **(engines.get(drafter) or settings_for(drafter, settings.engine)))
+        llm = LLM(model, **(engines.get(drafter) or settings_for(drafter, settings.engine)))
+        llm.engine.strict = True  # the text would go on without a drafter that does wrong, and nothing be checked
+        return llm
 
     console = notes()
     with console.status("loading") as status:

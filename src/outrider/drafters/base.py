@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.cache.pages import Pages, PageSpec
+from outrider.errors import DrafterError
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.request import Request
 from outrider.sampling.context import Context
-from outrider.tree import Budget, DraftTree
+from outrider.tree import Budget, DraftTree, counted
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +27,10 @@ class Needs:
     Attributes:
         stack: layers of the drafter's own key-value stack (empty: none). stack_dtype: its element type.
         scratch_levels: levels of guesses whose keys the drafter writes, counted back from the tree's depth (1: every
-            level but the last); each level holds at most `width` of them. None: no scratch slots at all.
+            level but the last); each level has slots for `width` of them. None: no scratch slots at all.
         scratch_chain: each of those levels takes one slot, whatever the width (a block drafter's rows).
-        ranks: it ranks its guesses, and stops where none is worth its price (`Budget.prices`). width: siblings a level
-            where the user set none.
+        ranks: it ranks its guesses, and stops where none is worth its price (`Budget.prices`). width: most
+            children of one node where the user set none.
         target_layers: the drafter runs the target's layers [0, n) on its own rows. taps: layers whose hidden states
             `observe` wants. extra_rows: most probe rows it adds to a pass, for one request (`Drafter.probe`).
         tokens_on_host: it reads the tokens themselves, so that a cycle cannot be launched before the last is read.
@@ -105,13 +106,16 @@ class Drafter:
     """Guesses the next tokens. It never touches the ledger, never draws the final token, never knows the engine.
 
     A new drafter inherits from this class and writes `name`, `needs` and `propose`; the other verbs do nothing unless
-    it needs them. It is built from a `Workshop`.
+    it needs them. Whatever it does wrong harms no text: it is told once, and asked no more (`engine/guard.py`).
     """
 
     name: str
     needs: Needs = Needs()
     nbytes: int = 0
     """Bytes of its own weights."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        """Built once, before any request; keeps nothing of the workshop by itself."""
 
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         """Where keys live; called once, before any request."""
@@ -130,13 +134,13 @@ class Drafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         """One tree an ask, within its budget; an empty tree where it has nothing to say."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must write propose(asks)")
 
     def probe(self, asks: Sequence[Ask]) -> list[DraftTree]:
         """One tree an ask that the target only looks at: its rows share the pass, nothing is verified, and `observe`
         gets their logits (`Commit.probes`). Asked only of a drafter that needs `extra_rows`, where they are spare.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must write probe(asks)")
 
     def seen(self, request: Request) -> int | None:
         """Leading tokens whose keys its own stack holds by now, told after `observe`; None: as many as before."""
@@ -144,3 +148,61 @@ class Drafter:
 
     def end(self, request: Request) -> None:
         """A request is over, or loses its slots."""
+
+
+def made(kind: Callable[[Workshop], Drafter], workshop: Workshop) -> Drafter:
+    """A drafter of this kind.
+
+    Raises:
+        DrafterError: where it lacks what every drafter must have.
+    """
+    drafter = kind(workshop)
+    found = type(drafter)
+    if not getattr(drafter, "name", None):
+        raise DrafterError(f"{found.__name__} has no name: give the class the one that it has in the registry")
+    if found.propose is Drafter.propose:
+        raise DrafterError(f"{found.__name__} must write propose(asks)")
+    if drafter.needs.extra_rows and found.probe is Drafter.probe:
+        raise DrafterError(f"{found.__name__} must write probe(asks), as it needs extra_rows")
+    return drafter
+
+
+def one_each(name: str, asks: Sequence[Ask], trees: Any) -> list[DraftTree]:
+    """What the drafter of that name answered.
+
+    Raises:
+        DrafterError: where it is not one tree an ask.
+    """
+    if not isinstance(trees, (list, tuple)):
+        raise DrafterError(f"drafter {name!r} returned {_kind(trees)} for {counted(len(asks), 'ask')}: return a list")
+    if len(trees) != len(asks):
+        raise DrafterError(f"drafter {name!r} returned {counted(len(trees), 'tree')} for {counted(len(asks), 'ask')}")
+    for tree in trees:
+        if not isinstance(tree, DraftTree):
+            raise DrafterError(f"drafter {name!r} returned {_kind(tree)} for an ask; DraftTree() says nothing")
+    return list(trees)
+
+
+def lawful(name: str, asks: Sequence[Ask], trees: Any, vocab_size: int) -> list[DraftTree]:
+    """What the drafter of that name answered, looked at before anything is built on it.
+
+    Raises:
+        DrafterError: where it is not one lawful tree an ask, within its budget.
+    """
+    answers = one_each(name, asks, trees)
+    for ask, tree in zip(asks, answers, strict=True):
+        fault = tree.fault(vocab_size)
+        if fault is not None:
+            raise DrafterError(f"drafter {name!r}: {fault}")
+        budget = ask.budget
+        if len(tree) > budget.nodes:
+            over = f"{counted(len(tree), 'node')} where its budget allows {budget.nodes}"
+            raise DrafterError(f"drafter {name!r} proposed {over}")
+        if len(tree) > budget.depth and (depth := max(tree.depths())) > budget.depth:
+            over = f"{counted(depth, 'level')} where its budget allows {budget.depth}"
+            raise DrafterError(f"drafter {name!r} proposed {over}")
+    return answers
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

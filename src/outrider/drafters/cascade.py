@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from outrider.cache.pages import Pages
-from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
+from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop, made, one_each
 from outrider.errors import ConfigError
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.registry import DRAFTERS, READ_BY
@@ -33,16 +33,15 @@ def build(name: str, workshop: Workshop) -> Drafter:
     """The drafter of a name of the registry, or the cascade of two names joined by "+".
 
     Raises:
-        ConfigError: for an unknown name, or two that cannot be joined.
+        ConfigError: for an unknown name, or two that cannot be joined. DrafterError: for one that is not finished.
     """
     first, joined, second = name.partition("+")
     if not joined:
-        drafter: Drafter = DRAFTERS[name](workshop)
-        return drafter
+        return made(DRAFTERS[name], workshop)
     config = workshop.config
     if {first, second} <= set(READ_BY["drafter_model"]):  # one folder cannot be both drafters' weights
         config = replace(config, drafter=second, drafter_model=None)
-    return Cascade(DRAFTERS[first](Workshop(workshop.target, config)), DRAFTERS[second](workshop))
+    return Cascade(made(DRAFTERS[first], Workshop(workshop.target, config)), made(DRAFTERS[second], workshop))
 
 
 class Rate:
@@ -174,7 +173,7 @@ class Cascade(Drafter):
             return []
         if not drafter.needs.ranks:
             asks = [replace(ask, budget=_narrowed(ask.budget, drafter.needs.width)) for ask in asks]
-        return drafter.propose(asks)
+        return one_each(drafter.name, asks, drafter.propose(asks))
 
 
 def _narrowed(budget: Budget, width: int) -> Budget:

@@ -42,6 +42,11 @@ class Work:
     probes: Budget = NO_GUESS
     probe_slots: tuple[int, ...] = ()
 
+    @property
+    def tells_prompt(self) -> bool:
+        """Every row's logits are wanted, for `prompt_logprobs`."""
+        return self.request.params.prompt_logprobs is not None and not self.request.output
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

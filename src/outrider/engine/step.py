@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from outrider.cache.ledger import Ledger
 from outrider.cache.pages import Pages
 from outrider.control.depth import Control
-from outrider.drafters.base import Ask, Commit, Drafter
+from outrider.drafters.base import Ask, Commit, Drafter, lawful
 from outrider.engine import account
 from outrider.engine.ends import Emission, deliver, fail
+from outrider.engine.guard import guarded
 from outrider.engine.scheduler import Plan, Scheduler, Work, key_of
 from outrider.engine.text import TextStream
-from outrider.errors import OutriderError
+from outrider.errors import DrafterError, OutriderError
 from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
 from outrider.models.target import Target
 from outrider.record import Record
@@ -49,9 +50,11 @@ class Engine:
     """Owns the books of all requests and repeats `step` until they are over.
 
     Args:
-        drafter: None is plain decoding: the same step with empty trees.
+        drafter: None is plain decoding: the same step with empty trees, as after a `fault` of a drafter's.
         acceptance: "match" or "rejection".
     """
+
+    strict = False  # whether a drafter's fault is raised where it is met, for those who look for faults
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Engine:
         self.drafter = drafter
         self.control = control
         self.acceptance = acceptance
+        self.fault: DrafterError | None = None
         self._contexts: dict[int, Context] = {}
         self._texts: dict[int, TextStream] = {}
 
@@ -91,20 +95,24 @@ class Engine:
 
     @contextmanager
     def always_guessing(self, depth: int, width: int | None = None) -> Iterator[None]:
-        """For tests of exactness: every decode pass guesses `depth` levels, whether that pays or not.
+        """For tests of exactness: every decode pass guesses `depth` levels, whether that pays or not, and a drafter's
+        fault is raised, also one that was told before.
 
-        width: siblings a level (None: as many as control would).
+        width: most children of one node (None: as many as control would).
         """
-        chosen = self.control
+        if self.fault is not None:
+            raise self.fault
+        chosen, strict = self.control, self.strict
         nodes = max(depth, chosen.nodes)
         depth = depth if self.drafter else 0
         wide = width or chosen.width
         self.control = Control(chosen.cost, depth, wide, nodes, adaptive=False, extra_rows=chosen.extra_rows)
         self.control.drafting = chosen.drafting  # what a guess costs is learnt from these, too
+        self.strict = True
         try:
             yield
         finally:
-            self.control = chosen
+            self.control, self.strict = chosen, strict
 
     def step(self) -> tuple[list[Emission], Record]:
         """One cycle for all running requests: what each delivered, and what it cost."""
@@ -113,9 +121,7 @@ class Engine:
     def launch(self) -> Flight:
         """Plan, draft, and run the target over known tokens and guesses at once."""
         started = time.perf_counter()
-        decoding = self.scheduler.decoding()
-        grades = {request.id: self.drafter.grade(request) for request in decoding} if self.drafter else {}
-        plan = self.scheduler.plan(self.control.budget(decoding, grades))
+        plan = self.scheduler.plan(self._budgets())
         self._begin(plan)
         trees = self._propose(plan.works)
         probes = self._probe(plan.works)
@@ -143,15 +149,22 @@ class Engine:
                 self._forget(emission.request)
         return [e for e in emissions if e.tokens or e.request.is_finished], record
 
+    def _budgets(self) -> dict[int, Budget]:
+        decoding, grades = self.scheduler.decoding(), {}
+        with guarded(self):
+            grades = {request.id: self.drafter.grade(request) for request in decoding} if self.drafter else {}
+        return self.control.budget(decoding, grades) if self.drafter else {}
+
     def _begin(self, plan: Plan) -> None:
         for request in plan.admitted:
             if not request.output:
                 request.prompt_logprobs.clear()  # a prompt that starts again tells them again
-        if self.drafter:
-            for request in plan.preempted:
-                self.drafter.end(request)
-            for request in plan.admitted:
-                self.drafter.begin(request)
+        with guarded(self):
+            if self.drafter:
+                for request in plan.preempted:
+                    self.drafter.end(request)
+                for request in plan.admitted:
+                    self.drafter.begin(request)
 
     def _propose(self, works: Sequence[Work]) -> tuple[DraftTree, ...]:
         """One tree a work, empty where nothing is to be guessed."""
@@ -172,9 +185,11 @@ class Engine:
         self, asks: dict[int, Ask], answer: Callable[[Sequence[Ask]], list[DraftTree]], num_works: int
     ) -> tuple[DraftTree, ...]:
         """Trees by work; nobody is asked for nothing."""
-        trees = dict(zip(asks, answer(list(asks.values())), strict=True)) if asks else {}
-        for tree in trees.values():
-            tree.check(self.target.vocab_size)
+        trees: dict[int, DraftTree] = {}
+        with guarded(self):
+            if asks and self.drafter:
+                given, vocab_size = list(asks.values()), self.target.vocab_size
+                trees = dict(zip(asks, lawful(self.drafter.name, given, answer(given), vocab_size), strict=True))
         return tuple(trees.get(index, EMPTY_TREE) for index in range(num_works))
 
     def _build(
@@ -188,7 +203,7 @@ class Engine:
             starts.append(builder.num_logit_rows)
             self.ledger.draft(key_of(request), work.num_rows + len(tree))
             builder.request(self.ledger[key_of(request)].table)
-            wanted = work.num_rows if _tells_prompt(work) else int(work.draws)
+            wanted = work.num_rows if work.tells_prompt else int(work.draws)
             builder.line(work.start, request.tokens(work.start, work.start + work.num_rows), wanted)
             for nodes, slots in ((tree, work.node_slots), (probe, work.probe_slots)):
                 if nodes.tokens:
@@ -250,9 +265,9 @@ class Engine:
         """The drafter sees the pass; then its stack's books are brought up to date."""
         if self.drafter is None:
             return
-        self.drafter.observe(flight.batch, flight.output, commits)
-        if self.drafter.needs.stack:
-            for commit in commits:
+        with guarded(self):
+            self.drafter.observe(flight.batch, flight.output, commits)
+            for commit in commits if self.drafter.needs.stack else ():
                 seen = self.drafter.seen(commit.request)
                 if seen is not None:
                     self.ledger.saw(key_of(commit.request), self.drafter.name, seen)
@@ -262,7 +277,7 @@ class Engine:
         work = flight.plan.works[index]
         request, text = work.request, self._texts.get(work.request.id)
         try:
-            if _tells_prompt(work):
+            if work.tells_prompt:
                 self._tell_prompt(work, flight.output, flight.starts[index])
             if verdict is None:
                 return Emission(request, (), 0)
@@ -289,19 +304,15 @@ class Engine:
     def _root_row(self, flight: Flight, index: int) -> int:
         """The row of `output.logits` that belongs to the work's last known token."""
         work = flight.plan.works[index]
-        return flight.starts[index] + (work.num_rows - 1 if _tells_prompt(work) else 0)
+        return flight.starts[index] + (work.num_rows - 1 if work.tells_prompt else 0)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        if self.drafter:
-            self.drafter.end(request)
+        with guarded(self):
+            if self.drafter:
+                self.drafter.end(request)
         self.scheduler.finish(request, reason)
 
     def _forget(self, request: Request) -> None:
         self.control.forget(request)
         self._contexts.pop(request.id, None)
         self._texts.pop(request.id, None)
-
-
-def _tells_prompt(work: Work) -> bool:
-    """Every row's logits are wanted, for `prompt_logprobs`."""
-    return work.request.params.prompt_logprobs is not None and not work.request.output
