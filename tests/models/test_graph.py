@@ -36,7 +36,7 @@ class Replayed(PassGraphs):
             for layer, states in tapped.items():
                 output[1][layer].copy_(states)
 
-        return SimpleNamespace(graph=SimpleNamespace(replay=replay), batch=static, output=output)
+        return SimpleNamespace(graph=SimpleNamespace(replay=replay), batch=static, output=output, used=0)
 
 
 def passes(device="cpu"):

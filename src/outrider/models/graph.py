@@ -1,4 +1,4 @@
-"""CUDA graphs of a module's padded pass: captured on first use, then replayed without its Python."""
+"""CUDA graphs of padded passes: captured on first use, then replayed without their Python."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ Run = Callable[[FlatBatch, Pages], Output]
 
 LEAST_BLOCKS, LEAST_TAIL = 64, 16
 """Columns of the smallest key index that is captured; longer ones double, so that few graphs serve all lengths."""
+MOST_GRAPHS = 96
+"""Graphs kept over one stack of pages; the one that was used longest ago gives way to a new one."""
+LEAST_FREE = 1 << 30
+"""Bytes of the device that must be free for another graph to be taken."""
 WARM_UPS = 2
 """Passes before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Captured:
-    """One graph with the tensors that it reads and writes."""
+    """One graph with the tensors that it reads and writes; `used` rows of the latter hold a pass, the others fill."""
 
     graph: Any
     batch: FlatBatch
     output: Output
+    used: int = 0
 
 
 @dataclass(slots=True)
@@ -41,9 +46,10 @@ class _Shelf:
 
 
 class PassGraphs:
-    """Runs passes of one width by replaying them; a replay computes the same bits as the pass that was captured.
+    """Runs passes by replaying them; a replay computes the same bits as the pass that was captured.
 
-    Where a capture fails (an operation of the module waits for the device, say), passes run as they are from then on
+    A pass may have fewer rows than its graph: the graph's other rows write to slot 0 and see nothing else. Where a
+    capture fails (an operation of the module waits for the device, say), passes run as they are from then on
     and `note` tells why.
     """
 
@@ -51,31 +57,42 @@ class PassGraphs:
         self.note: str | None = None
         self._shelves: WeakKeyDictionary[Pages, _Shelf] = WeakKeyDictionary()
 
-    def __call__(self, kind: Any, run: Run, batch: FlatBatch, pages: Pages) -> Output:
-        """What `run(batch, pages)` gives; the tensors hold until the next call.
+    def __call__(self, kind: Any, run: Run, batch: FlatBatch, pages: Pages, num_rows: int | None = None) -> Output:
+        """What `run(batch, pages)` gives, in its first rows; the tensors hold until the next call.
 
         Args:
             kind: equal for passes that run the same operations on the same shapes of tokens, positions and slots.
+            num_rows: of the graph, no fewer than the batch's (None: as many).
         """
         if self.note is not None:
             return run(batch, pages)
         shelf = self._shelves.setdefault(pages, _Shelf())
         blocks, tail = _capacity(batch.keys)
-        key = (kind, batch.num_rows, batch.keys.block_size, blocks, tail)
-        found = shelf.captured.get(key)
+        size = num_rows or batch.num_rows
+        key = (kind, size, batch.keys.block_size, blocks, tail)
+        found = shelf.captured.pop(key, None)
         if found is None:
-            static = _static(batch, blocks, tail)
-            _fill(static, batch)
+            if not self._has_room(batch.tokens.device):
+                return run(batch, pages)
+            static = _static(batch, size, blocks, tail)
+            _fill(static, batch, size)
             try:
-                found = shelf.captured[key] = self._capture(run, static, pages, shelf)
+                found = self._capture(run, static, pages, shelf)
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 self.note = f"passes run without a CUDA graph, slower: {reason[0]}"
                 self._shelves.clear()
                 return run(batch, pages)
-        _fill(found.batch, batch)
+            if len(shelf.captured) == MOST_GRAPHS:
+                del shelf.captured[next(iter(shelf.captured))]
+        shelf.captured[key] = found  # behind those that were used before it
+        _fill(found.batch, batch, found.used)
+        found.used = batch.num_rows
         found.graph.replay()
         return found.output
+
+    def _has_room(self, device: torch.device) -> bool:
+        return device.type == "cpu" or torch.cuda.mem_get_info(device)[0] >= LEAST_FREE
 
     def _capture(self, run: Run, static: FlatBatch, pages: Pages, shelf: _Shelf) -> _Captured:
         with torch.cuda.device(static.tokens.device):
@@ -103,28 +120,36 @@ def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _static(batch: FlatBatch, blocks: int, tail: int) -> FlatBatch:
-    """Tensors of their own for every pass of this shape; each row has a table of its own, so that any may share it."""
-    num_rows, keys = batch.num_rows, batch.keys
+def _static(batch: FlatBatch, num_rows: int, blocks: int, tail: int) -> FlatBatch:
+    """Tensors of their own for every pass of at most this shape; no pass has more requests than rows."""
+    keys = batch.keys
     index = replace(
         keys,
         tables=keys.tables.new_zeros(num_rows, blocks),
-        request=torch.arange(num_rows, dtype=torch.int32, device=keys.tables.device),
-        linear=torch.empty_like(keys.linear),
+        request=keys.request.new_zeros(num_rows),
+        linear=keys.linear.new_zeros(num_rows),
         tails=keys.tails.new_zeros(num_rows, tail),
-        length=torch.empty_like(keys.length),
+        length=keys.length.new_ones(num_rows),
     )
-    tokens, positions, slots = (torch.empty_like(values) for values in (batch.tokens, batch.positions, batch.slots))
+    tokens, positions, slots = (values.new_zeros(num_rows) for values in (batch.tokens, batch.positions, batch.slots))
     return FlatBatch(tokens, positions, slots, index, batch.logit_rows)
 
 
-def _fill(static: FlatBatch, batch: FlatBatch) -> None:
-    """Copy a pass into the tensors of its graph; columns beyond its own keep old numbers, which no row reads."""
-    static.tokens.copy_(batch.tokens)
-    static.positions.copy_(batch.positions)
-    static.slots.copy_(batch.slots)
-    keys, own = batch.keys, static.keys
-    own.tables[:, : keys.tables.shape[1]] = keys.tables.index_select(0, keys.request)
-    own.linear.copy_(keys.linear)
-    own.tails[:, : keys.tails.shape[1]] = keys.tails
-    own.length.copy_(keys.length)
+def _fill(static: FlatBatch, batch: FlatBatch, used: int) -> None:
+    """Copy a pass into the tensors of its graph; columns beyond its own keep old numbers, which no row reads.
+
+    Rows up to `used` that it does not need become filling rows again: one key, their own, in slot 0.
+    """
+    count, keys, own = batch.num_rows, batch.keys, static.keys
+    static.tokens[:count] = batch.tokens
+    static.positions[:count] = batch.positions
+    static.slots[:count] = batch.slots
+    own.tables[: keys.tables.shape[0], : keys.tables.shape[1]] = keys.tables
+    own.request[:count] = keys.request
+    own.linear[:count] = keys.linear
+    own.tails[:count, : keys.tails.shape[1]] = keys.tails
+    own.length[:count] = keys.length
+    if used > count:
+        for values in (static.tokens, static.positions, static.slots, own.request, own.linear, own.tails):
+            values[count:used] = 0
+        own.length[count:used] = 1

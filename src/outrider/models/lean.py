@@ -1,9 +1,10 @@
-"""The Llama-like layer on our own kernels: packed weights, fused projections, one native call for all layers."""
+"""The Llama-like layer on our own kernels: packed weights, fused projections, one call or one graph for all layers."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,15 +14,14 @@ from torch import Tensor
 
 from outrider.cache.pages import Pages, PageSpec
 from outrider.kernels.base import Kernels, KeyIndex, Linear, Program
+from outrider.models.batch import FlatBatch
+from outrider.models.graph import PassGraphs
 from outrider.models.lean_spec import LeanSpec, fits, rotary_tables, spec_of
-from outrider.models.lean_weights import GgufWeights, ModuleWeights, Weights
+from outrider.models.lean_weights import GgufWeights, ModuleWeights, Weights, in_words
 
-_NUMERICS = {
-    "float32": "float32 weights",
-    "bfloat16": "bfloat16 weights",
-    "q4": "4-bit weights against 8-bit activations in groups of 16",
-    "q8": "8-bit weights against 8-bit activations in groups of 16",
-}
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Rows of the graphs on a GPU. They choose which graph runs, never a row's arithmetic; wider passes run without, as
+their arithmetic takes longer than their launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class _Layer:
 class _Buffers:
     """What the verbs of a pass write into, for up to `capacity` rows; None lets every verb make its own.
 
-    x is the residual stream, read and written in place; the others die within their layer.
+    x is the residual stream, read and written in place; the others die within their layer. What only linears read may
+    be in the type to which they round it.
     """
 
     capacity: int = 0
@@ -88,8 +89,10 @@ class LeanModel:
         linears = [p for layer in self._layers for p in (*layer.qkv, *layer.o, *layer.gate_up, *layer.down)]
         linears += [self._embedding] if spec.tied else [self._embedding, self._head]
         self.nbytes = sum(linear.nbytes for linear in linears) + sum(table.nbytes for table in tables)
-        kinds = sorted({linear.kind for linear in linears})
-        self.numerics = f"{', '.join(_NUMERICS[kind] for kind in kinds)}, summed in float32 ({kernels.name} kernels)"
+        self.numerics = f"{in_words(linears)}, summed in float32 ({kernels.name} kernels)"
+        self._rounds = all(linear.input_dtype == torch.bfloat16 for linear in linears)
+        # On a GPU the Python of a pass takes longer than its arithmetic.
+        self.graphs = PassGraphs() if self._norm.device.type == "cuda" else None
         self._buffers = _Buffers()
         self._recordings: WeakKeyDictionary[Pages, _Recording] = WeakKeyDictionary()
 
@@ -146,28 +149,21 @@ class LeanModel:
         Returns:
             Logits (M, V) float32, and taps (T, H) float32 by layer.
         """
-        depth = self.spec.num_layers if num_layers is None else num_layers
-        num_rows = tokens.shape[0]
-        assert int(positions.max()) < self.spec.max_positions  # a table is read there without a check
-        buffers = self._room(num_rows)
-        x = self._embedding.lookup(tokens, out=None if buffers.x is None else buffers.x[:num_rows])
-        recording = self._recording(pages, buffers)
-        tapped: dict[int, Tensor] = {}
-        start = 0
-        for stop in sorted({depth, *(layer + 1 for layer in taps)}):
-            if recording is None:
-                for i in range(start, stop):
-                    x = self._layer(i, x, _Buffers(), positions, slots, keys, pages)
-            else:
-                marks = recording.marks
-                recording.program.run(marks[start], marks[stop], positions, slots, keys)
-            if stop - 1 in taps:
-                tapped[stop - 1] = x.clone()
-            start = stop
-        hidden = x if logit_rows is None else x[logit_rows]
+        depth, num_rows = self.spec.num_layers if num_layers is None else num_layers, tokens.shape[0]
+        # A table is read there without a check; a GPU would have to be waited for.
+        assert positions.device.type != "cpu" or int(positions.max()) < self.spec.max_positions
+        batch = FlatBatch(tokens, positions, slots, keys, logit_rows)
+        bucket = next((rows for rows in BUCKETS if num_rows <= rows), None)
+        if self.graphs is None or bucket is None:
+            x, tapped = self._through(batch, pages, depth, taps)
+        else:
+            run = partial(self._through, depth=depth, taps=taps)
+            x, written = self.graphs((depth, taps), run, batch, pages, bucket)
+            tapped = {layer: states[:num_rows].clone() for layer, states in written.items()}
+        hidden = x[:num_rows] if logit_rows is None else x[logit_rows]
         if not hidden.shape[0]:
             return x.new_empty(0, self.spec.vocab_size), tapped
-        return self._head(self.kernels.rms_norm(hidden, self._norm, self.spec.eps)), tapped
+        return self._head(self.kernels.rms_norm(hidden, self._norm, self.spec.eps, self._rounded(hidden))), tapped
 
     def embed(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """(T,) int64 -> (T, H) float32."""
@@ -180,6 +176,28 @@ class LeanModel:
     def rotary(self) -> tuple[Tensor, Tensor]:
         """cos and sin by position: (P, D_rot / 2) float32 each."""
         return self._tables
+
+    def _through(
+        self, batch: FlatBatch, pages: Pages, depth: int, taps: tuple[int, ...]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Through the first `depth` layers: (T, H), and what comes out of those in `taps`."""
+        num_rows, positions, slots, keys = batch.num_rows, batch.positions, batch.slots, batch.keys
+        buffers = self._room(num_rows)
+        x = self._embedding.lookup(batch.tokens, out=None if buffers.x is None else buffers.x[:num_rows])
+        recording = self._recording(pages, buffers)
+        tapped: dict[int, Tensor] = {}
+        start = 0
+        for stop in sorted({depth, *(layer + 1 for layer in taps)}):
+            if recording is None:
+                for i in range(start, stop):
+                    x = self._layer(i, x, buffers, positions, slots, keys, pages)
+            else:
+                marks = recording.marks
+                recording.program.run(marks[start], marks[stop], positions, slots, keys)
+            if stop - 1 in taps:
+                tapped[stop - 1] = x.clone()
+            start = stop
+        return x, tapped
 
     def _layer(
         self, i: int, x: Tensor, out: _Buffers, positions: Tensor, slots: Tensor, keys: KeyIndex, pages: Pages
@@ -211,11 +229,16 @@ class LeanModel:
         return _project(layer.down, gated, residual=x, out=out.x)
 
     def _room(self, num_rows: int) -> _Buffers:
-        """Buffers for at least so many rows; recordings over smaller ones are dropped."""
-        if self._buffers.capacity >= num_rows or self.kernels.record() is None:
+        """Buffers for at least so many rows; recordings over smaller ones are dropped.
+
+        Where every verb runs at once they are made anew for each pass, as a graph keeps what it was taken over.
+        """
+        if self._buffers.capacity >= num_rows:
             return self._buffers
-        capacity = max(16, 1 << (num_rows - 1).bit_length())
+        if self.kernels.record() is None:
+            return self._fresh(num_rows) if self._rounds else _Buffers()
         spec = self.spec
+        capacity = max(16, 1 << (num_rows - 1).bit_length())
         heads, width = spec.num_heads, spec.num_heads + 2 * spec.num_kv_heads
         self._buffers = _Buffers(
             capacity,
@@ -230,9 +253,19 @@ class LeanModel:
         self._recordings.clear()
         return self._buffers
 
+    def _fresh(self, num_rows: int) -> _Buffers:
+        spec = self.spec
+        shapes = (spec.hidden,), (spec.num_heads, spec.head_dim), (spec.intermediate,)
+        x = torch.empty(num_rows, spec.hidden, device=self._norm.device)
+        normed, mixed, gated = (x.new_empty(num_rows, *shape, dtype=torch.bfloat16) for shape in shapes)
+        return _Buffers(x=x, normed=normed, mixed=mixed, gated=gated)
+
+    def _rounded(self, x: Tensor) -> Tensor | None:
+        return torch.empty_like(x, dtype=torch.bfloat16) if self._rounds else None
+
     def _recording(self, pages: Pages, buffers: _Buffers) -> _Recording | None:
         """The layers recorded over `pages`; None where the kernels run every verb at once."""
-        if buffers.x is None:
+        if not buffers.capacity or buffers.x is None:
             return None
         found = self._recordings.get(pages)
         if found is not None:

@@ -15,6 +15,8 @@ from outrider.kernels.base import Kernels, Linear
 from outrider.models.gguf import GgufTensor, read_header
 from outrider.models.lean_spec import LeanSpec
 
+_WEIGHTS = {"float32": "float32 weights", "bfloat16": "bfloat16 weights", "q4": "4-bit weights", "q8": "8-bit weights"}
+
 
 class Weights(Protocol):
     """Weights under Transformers' names (without `.weight`)."""
@@ -35,7 +37,8 @@ class ModuleWeights:
 
     def linears(self, names: Sequence[str]) -> list[Linear]:
         """See `Weights.linears`; always one."""
-        weight = torch.cat([self._state[f"{name}.weight"] for name in names])
+        weights = [self._state[f"{name}.weight"] for name in names]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         biases = [self._state[f"{name}.bias"] for name in names if f"{name}.bias" in self._state]
         return [self._kernels.pack(weight, torch.cat(biases) if biases else None)]
 
@@ -169,3 +172,14 @@ class GgufWeights:
         else:
             return rows
         return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def in_words(linears: Sequence[Linear]) -> str:
+    """The weights of each kind, and what they are multiplied by where that is no float32: one phrase."""
+    words = set()
+    for linear in linears:
+        rounded = " against 8-bit activations in groups of 16" if linear.kind in ("q4", "q8") else ""
+        if linear.input_dtype == torch.bfloat16:
+            rounded = " against bfloat16 activations"
+        words.add(_WEIGHTS[linear.kind] + rounded)
+    return ", ".join(sorted(words))

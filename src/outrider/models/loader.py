@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.config import DTYPES, cache_folder
 from outrider.errors import ModelError
-from outrider.kernels import Kernels, select
+from outrider.kernels import Kernels, select, settle
 from outrider.models import checks
 from outrider.models.checks import Source
 from outrider.models.fetch import ALIASES, PACKED_FILE, Progress, is_whole
@@ -61,6 +61,8 @@ def load(
     place = resolve_device(device)
     source = locate(model, fetch=fetch, progress=progress)
     chosen = select(kernels, place, threads)
+    if self_test:
+        settle(chosen, place)
     config = checks.read_config(source)
     tokenizer = checks.read_tokenizer(source)
     if widen is not None and dtype == "packed":
@@ -78,11 +80,21 @@ def load(
         if widen is not None:
             twin = twin_of(source.name, widen, module, chosen, tokenizer)
             return probe(twin, expected) if self_test else twin
-        # On a GPU the libraries' own linears under a graph are the faster way.
-        lean = LeanModel.from_module(module, chosen) if place.type == "cpu" else None
-        body = lean or ModuleModel(module, chosen)
+        body = _body(module, place, chosen)
+        del module
+        if place.type == "cuda":
+            torch.cuda.empty_cache()  # what the lean layers fused is not needed apart, and memory is planned next
     target = assemble(source.name, body, dtype, place, chosen, tokenizer, config, generation, pass_width)
     return probe(target, expected) if self_test else target
+
+
+def _body(module: Any, device: torch.device, kernels: Kernels) -> Model:
+    """The lean layers where they compute exactly what the module does, else the module.
+
+    On a GPU without kernels made for it the libraries' own linears, under a graph, are the faster way.
+    """
+    lean = LeanModel.from_module(module, kernels) if device.type == "cpu" or kernels.name == "triton" else None
+    return lean or ModuleModel(module, kernels)
 
 
 def twin_of(name: str, plan: str, module: Any, kernels: Kernels, tokenizer: Any) -> Target:

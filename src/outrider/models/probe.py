@@ -180,8 +180,8 @@ def _lengths(last: int) -> list[int]:
 
 
 def _widths(target: Target) -> tuple[int, ...]:
-    """Rows of the passes that are compared, a full padded pass among them."""
-    return tuple(sorted({*_WIDTHS, target.fixed_width or FIXED_WIDTH}))
+    """Rows of the passes that are compared: a full padded pass, or else every path that the kernels take by width."""
+    return tuple(sorted({*_WIDTHS, *((target.fixed_width,) if target.fixed_width else target.kernels.wide)}))
 
 
 def _same(result: tuple[Tensor, ...], place: int, alone: tuple[Tensor, ...]) -> bool:
