@@ -81,7 +81,9 @@ def test_attention_equals_a_dense_softmax(kernels, normal, heads, kv, dim, pages
     options = {**options, **({"sinks": normal(heads)} if "sinks" in options else {})}
     golden = dense(q, k_pages, v_pages, keys, dim**-0.5, **options)
     out = kernels.attention(q, k_pages, v_pages, keys, dim**-0.5, **options)
-    torch.testing.assert_close(out.double(), golden, atol=3e-6, rtol=1e-5)
+    # A tensor core takes its float32 partner as two terms of 8 bits each.
+    atol = 1.5e-5 if kernels.name == "triton" and pages == torch.bfloat16 else 3e-6
+    torch.testing.assert_close(out.double(), golden, atol=atol, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dim", [64, 40])

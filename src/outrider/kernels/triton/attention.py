@@ -1,23 +1,57 @@
-"""Paged attention in Triton: one program a row and key-value head walks the row's keys in position order.
+"""Paged attention in Triton: the key axis is split at fixed positions, and what the parts say is merged in their order.
 
-The online softmax is that of Milakov and Gimelshein (arXiv:1805.02867): blocks of keys at positions `0 .. K - 1`,
-`K .. 2 K - 1`, ..., K fixed by the shape of the heads alone, merged one after the other in float32. Nothing that a
-program does depends on the other rows, on where a key lies, or on how long the tables are.
+Flash decoding's split (arXiv:2311.01282) with nothing in it that depends on the pass: a *part* is `KEYS` consecutive
+positions, `KEYS` fixed by the shape of the heads alone; a part gives its softmax's largest score, its total and its
+values, in float32; `PARTS` parts make a *chunk*, merged one after the other, and chunks are merged one after the other.
+Who computes a part (`split.py`), with how many rows beside it, and where its keys lie, is free.
+
+Products of bfloat16 keys and values run on tensor cores, their float32 partners as the sum of two bfloat16 terms, so
+that no more is lost than float32 loses (2 ** -17). A sum of weights is a product with ones, as the order of a reduction
+among threads depends on the tile and that of a product does not.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.base import KeyIndex
-from outrider.kernels.triton.launch import on_device
+from outrider.kernels.triton.launch import launch_options, on_device
+from outrider.kernels.triton.split import attend_parts, merge
 
-MOST_PRODUCTS = 8192
-"""Query-key products that a program holds at once: heads of a group x keys of a block x head size."""
-MOST_KEYS, LEAST_KEYS = 32, 8
+PARTS = 4
+"""Parts that a chunk holds."""
+MOST_NUMBERS, MOST_FLOATS = 8192, 4096
+"""Numbers of keys (positions x head size) in a part of bfloat16 or of float32 pages."""
+MOST_KEYS, LEAST_KEYS = 128, 16
+LEAST_TILE, WIDE_TILE = 16, 64
+"""Queries (rows x heads of a group) of a tensor core's product: of few, and of many rows that read the same keys."""
+PROGRAMS = 512
+"""Programs that fill a card, and no more are started for each kind of work: one goes through several units instead."""
+CHUNKED_PROGRAMS = 256
+"""Programs by whole chunks that are enough: less is written then for the merge."""
+WORKSPACE = 64 << 20
+"""Bytes for what the parts say; passes of more rows run slice by slice."""
+AHEAD = 8
+"""Parts that the merge asks for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How one call is cut among programs: none of it changes a bit.
+
+    Attributes:
+        tile: queries of a program that serves several rows of a request. unit: parts that a program makes one of.
+        tile_lanes, row_lanes: programs that share the units of a tile, and of a row that has keys of its own.
+    """
+
+    tile: int
+    unit: int
+    tile_lanes: int
+    row_lanes: int
 
 
 def attend(
@@ -30,123 +64,136 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor | None,
+    tile: int | None = None,
+    overlap: bool = False,
 ) -> Tensor:
-    """q: (T, Hq, D) float32, pages (S, Hkv, D) float32 or bfloat16 -> (T, Hq, D) float32; see `Kernels.attention`."""
+    """q: (T, Hq, D) float32, pages (S, Hkv, D) float32 or bfloat16 -> (T, Hq, D) float32; see `Kernels.attention`.
+
+    Args:
+        tile: queries of a tile whatever the number of rows, 16 or 64; None: the faster.
+        overlap: launch as `launch.begin` says.
+    """
+    out = torch.empty_like(q) if out is None else out
+    for tensor in (q, out, k_pages, v_pages):
+        assert tensor.is_contiguous()
+    num_rows, num_heads, dim = q.shape
+    part = part_keys(dim, k_pages.dtype)
+    # No row is longer than what its table holds and a tail behind it.
+    num_parts = triton.cdiv(keys.tables.shape[1] * keys.block_size + keys.tails.shape[1], part)
+    by_row = 4 * num_heads * (dim + 2) * num_parts
+    step = max(WIDE_TILE, WORKSPACE // by_row // WIDE_TILE * WIDE_TILE)
+    for first in range(0, num_rows, step):
+        rows = slice(first, first + step)
+        index = KeyIndex(
+            keys.tables, keys.request[rows], keys.linear[rows], keys.tails[rows], keys.length[rows], keys.block_size
+        )
+        numbers = scale, window, softcap, sinks
+        _attend_slice(q[rows], k_pages, v_pages, index, numbers, out[rows], part, num_parts, tile, overlap)
+    return out
+
+
+def part_keys(dim: int, dtype: torch.dtype) -> int:
+    """Positions of a part: a function of the head's size and of what pages hold."""
+    most = MOST_FLOATS if dtype == torch.float32 else MOST_NUMBERS
+    return min(MOST_KEYS, max(LEAST_KEYS, most // _padded(dim)))
+
+
+def choose(num_rows: int, group: int, kv_heads: int, num_parts: int, is_wide: bool, programs: int = PROGRAMS) -> Split:
+    """The split of a call of `num_rows` rows over at most `num_parts` parts.
+
+    Args:
+        is_wide: whether many rows may share a tile of the larger size.
+        programs: how many fill the machine.
+    """
+    padded = triton.next_power_of_2(group)
+    tile = WIDE_TILE if is_wide else LEAST_TILE
+    num_tiles = triton.cdiv(num_rows, max(1, tile // padded)) if num_rows > 1 and padded < tile else 0
+    num_chunks = triton.cdiv(num_parts, PARTS)
+    unit = PARTS if max(1, num_tiles) * kv_heads * num_chunks >= CHUNKED_PROGRAMS else 1
+    num_units = triton.cdiv(num_parts, unit)
+    return Split(
+        tile,
+        unit,
+        tile_lanes=min(num_units, triton.cdiv(programs, num_tiles * kv_heads)) if num_tiles else 0,
+        row_lanes=min(num_units, triton.cdiv(programs, num_rows * kv_heads)),
+    )
+
+
+def _padded(dim: int) -> int:
+    return max(LEAST_TILE, int(triton.next_power_of_2(dim)))
+
+
+def _attend_slice(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    keys: KeyIndex,
+    numbers: tuple[float, int | None, float | None, Tensor | None],
+    out: Tensor,
+    part: int,
+    num_parts: int,
+    tile: int | None,
+    overlap: bool,
+) -> None:
+    """Two launches: the parts of all rows, and their merge."""
+    scale, window, softcap, sinks = numbers
     num_rows, num_heads, dim = q.shape
     kv_heads = k_pages.shape[1]
     group = num_heads // kv_heads
-    out = torch.empty_like(q) if out is None else out
-    assert q.is_contiguous()
-    assert out.is_contiguous()
-    assert k_pages.is_contiguous()
-    assert v_pages.is_contiguous()
-    if not num_rows:
-        return out
-    padded = triton.next_power_of_2(group) * triton.next_power_of_2(dim)
-    block = min(MOST_KEYS, max(LEAST_KEYS, MOST_PRODUCTS // padded))
+    is_exact = k_pages.dtype == torch.float32
+    is_interpreted = q.device.type == "cpu"  # NumPy's products depend on the tile, so that there is one
+    is_wide = tile == WIDE_TILE or not (tile or is_exact or is_interpreted)
+    split = choose(num_rows, group, kv_heads, num_parts, is_wide, 1 if is_interpreted else PROGRAMS)
+    num_units = triton.cdiv(num_parts, split.unit)
+    values = torch.empty(num_rows, num_heads, num_units, dim, device=q.device)
+    stats = torch.empty(2, num_rows, num_heads, num_units, device=q.device)
+    padded_group, padded_dim = triton.next_power_of_2(group), _padded(dim)
+    rows_a_tile = max(1, split.tile // padded_group)
+    num_tiles = triton.cdiv(num_rows, rows_a_tile) if split.tile_lanes else 0
+    bounds = 0 if window is None else window, num_rows, num_units
+    shape = keys.block_size, kv_heads, group, padded_group, dim, padded_dim, part, split.unit
+    overlapped = {"OVERLAP": overlap, **launch_options(overlap)}
     with on_device(q.device):
-        _attend[(num_rows, kv_heads)](
+        attend_parts[(num_tiles * split.tile_lanes + num_rows * split.row_lanes, kv_heads)](
             q,
             k_pages,
             v_pages,
-            out,
+            values,
+            stats,
             keys.tables,
             keys.request,
             keys.linear,
             keys.tails,
             keys.length,
-            q if sinks is None else sinks,
             keys.tables.stride(0),
             keys.tails.stride(0),
+            *bounds,
+            num_tiles * split.tile_lanes,
+            max(1, split.tile_lanes),
+            split.row_lanes,
             scale,
-            0 if window is None else window,
             1.0 if softcap is None else softcap,
-            BLOCK_SIZE=keys.block_size,
-            KV_HEADS=kv_heads,
-            GROUP=group,
-            DIM=dim,
-            GROUP_PADDED=triton.next_power_of_2(group),
-            DIM_PADDED=triton.next_power_of_2(dim),
-            KEYS=block,
-            HAS_WINDOW=window is not None,
-            HAS_CAP=softcap is not None,
-            HAS_SINKS=sinks is not None,
-            num_warps=8 if padded * block > MOST_PRODUCTS else 4,
+            SHAPE=shape,
+            TILE=split.tile,
+            ROW_TILE=max(LEAST_TILE, padded_group),
+            FLAGS=(window is not None, softcap is not None, is_exact, is_interpreted),
+            HAS_TILES=num_tiles > 0,
+            num_warps=8 if num_tiles and split.tile * padded_dim * min(split.unit, 2) > 8192 else 4,
+            num_stages=1,
+            **overlapped,
         )
-    return out
-
-
-# A stride or window that happens to be 1 or a multiple of 16 must not choose another program for the same row.
-@triton.jit(do_not_specialize=["table_stride", "tail_stride", "window"])
-def _attend(
-    q,
-    k_pages,
-    v_pages,
-    out,
-    tables,
-    request,
-    linear,
-    tails,
-    length,
-    sinks,
-    table_stride,
-    tail_stride,
-    scale,
-    window,
-    softcap,
-    BLOCK_SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    GROUP_PADDED: tl.constexpr,
-    DIM_PADDED: tl.constexpr,
-    KEYS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    num_keys, num_linear = tl.load(length + row), tl.load(linear + row)
-    table = tables + tl.load(request + row).to(tl.int64) * table_stride
-    tail = tails + row * tail_stride
-    g, d = tl.arange(0, GROUP_PADDED), tl.arange(0, DIM_PADDED)
-    in_head = d < DIM
-    heads = (row * KV_HEADS + kv_head) * GROUP + g
-    at_heads = heads[:, None] * DIM + d[None, :]
-    is_head = (g < GROUP)[:, None] & in_head[None, :]
-    query = tl.load(q + at_heads, mask=is_head, other=0.0)
-    if HAS_SINKS:
-        top = tl.load(sinks + kv_head * GROUP + g, mask=g < GROUP, other=0.0)
-        total = tl.full((GROUP_PADDED,), 1.0, tl.float32)
-    else:
-        top = tl.full((GROUP_PADDED,), float("-inf"), tl.float32)
-        total = tl.zeros((GROUP_PADDED,), tl.float32)
-    values = tl.zeros((GROUP_PADDED, DIM_PADDED), tl.float32)
-    start = num_keys * 0
-    if HAS_WINDOW:
-        start = tl.maximum(num_keys - window, 0) // KEYS * KEYS
-    while start < num_keys:
-        x = start + tl.arange(0, KEYS)
-        seen = x < num_keys
-        if HAS_WINDOW:
-            seen = seen & (x >= num_keys - window)
-        in_table = x < num_linear
-        block = tl.load(table + x // BLOCK_SIZE, mask=seen & in_table, other=0)
-        own = tl.load(tail + (x - num_linear), mask=seen & (x >= num_linear), other=0)
-        slot = tl.where(in_table, block * BLOCK_SIZE + x % BLOCK_SIZE, own)
-        at = ((slot.to(tl.int64) * KV_HEADS + kv_head) * DIM)[:, None] + d[None, :]
-        is_key = seen[:, None] & in_head[None, :]
-        k = tl.load(k_pages + at, mask=is_key, other=0.0).to(tl.float32)
-        v = tl.load(v_pages + at, mask=is_key, other=0.0).to(tl.float32)
-        scores = tl.sum(query[:, None, :] * k[None, :, :], axis=2) * scale
-        if HAS_CAP:  # tanh(s) = 2 sigmoid(2 s) - 1
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        largest = tl.maximum(top, tl.max(scores, axis=1))
-        weights = tl.exp(scores - largest[:, None])  # a block of the loop has a visible key: its largest is finite
-        shrink = tl.exp(top - largest)
-        total = total * shrink + tl.sum(weights, axis=1)
-        values = values * shrink[:, None] + tl.sum(weights[:, :, None] * v[None, :, :], axis=1)
-        top = largest
-        start += KEYS
-    tl.store(out + at_heads, values / tl.where(total == 0.0, 1.0, total)[:, None], mask=is_head)
+        merge[(num_rows, kv_heads)](
+            values,
+            stats,
+            keys.length,
+            q if sinks is None else sinks,
+            out,
+            *bounds,
+            SHAPE=shape,
+            PARTS=PARTS // split.unit,
+            AHEAD=1 if is_interpreted else AHEAD * split.unit // PARTS,
+            HAS_WINDOW=window is not None,
+            HAS_SINKS=sinks is not None,
+            num_warps=4,
+            **overlapped,
+        )

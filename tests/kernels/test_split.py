@@ -1,0 +1,106 @@
+"""Split attention: how a call is cut among programs, and that no cut changes a bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider.kernels.base import KeyIndex
+from tests.kernels.test_attention import BLOCK, SLOTS, dense, row_keys
+
+attention = pytest.importorskip("outrider.kernels.triton.attention", reason="Triton is not installed")
+
+HEADS, KV_HEADS, DIM = 2, 1, 128
+PARENTS = (-1, -1, 0, 0, 2, 4)
+
+
+def tree_keys(known: int, parents: tuple[int, ...] = PARENTS) -> KeyIndex:
+    """One request: the row of its last known token, then a tree whose nodes lie behind it."""
+    table = torch.randperm(SLOTS // BLOCK, generator=torch.Generator().manual_seed(8))[:30].int()
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        x = known + node
+        paths.append([*(paths[parent] if parent >= 0 else []), int(table[x // BLOCK]) * BLOCK + x % BLOCK])
+    depth = max(map(len, paths))
+    tails = torch.tensor([[0] * depth, *(path + [0] * (depth - len(path)) for path in paths)], dtype=torch.int32)
+    length = torch.tensor([known, *(known + len(path) for path in paths)], dtype=torch.int32)
+    linear = torch.full_like(length, known)
+    return KeyIndex(table[None], torch.zeros_like(length), linear, tails, length, BLOCK)
+
+
+def part_of(keys: KeyIndex, rows: list[int]) -> KeyIndex:
+    return KeyIndex(
+        keys.tables, keys.request[rows], keys.linear[rows], keys.tails[rows], keys.length[rows], keys.block_size
+    )
+
+
+@pytest.fixture
+def tensors(normal):
+    return normal(7, HEADS, DIM), normal(SLOTS, KV_HEADS, DIM), normal(SLOTS, KV_HEADS, DIM)
+
+
+def attend(q, k, v, keys, *, tile=None, **options):
+    options = {"window": None, "softcap": None, "sinks": None, **options}
+    return attention.attend(q, k, v, keys, DIM**-0.5, out=None, tile=tile, **options)
+
+
+@pytest.mark.parametrize("known", [5, 128, 130, 300])
+def test_a_tree_is_as_its_rows_alone(tensors, known):
+    """Before, at and behind the edge of a part, and where a path crosses one."""
+    q, k, v = tensors
+    keys = tree_keys(known)
+    together = attend(q, k, v, keys)
+    for row in range(7):
+        assert torch.equal(attend(q[[row]], k, v, part_of(keys, [row])), together[[row]])
+    torch.testing.assert_close(together.double(), dense(q, k, v, keys, DIM**-0.5), atol=3e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"window": 140, "softcap": 2.0}], ids=str)
+def test_a_wide_tile_reads_the_common_prefix_for_all_of_its_rows(tensors, options):
+    """NumPy's products differ by the tile, in the last place; that a GPU's do not is for a GPU to say."""
+    q, k, v = tensors
+    keys = tree_keys(300)
+    expected = attend(q, k, v, keys, **options)
+    k, v = k.bfloat16().float(), v.bfloat16().float()
+    for pages in (torch.float32, torch.bfloat16):
+        narrow, wide = (attend(q, k.to(pages), v.to(pages), keys, tile=tile, **options) for tile in (16, 64))
+        torch.testing.assert_close(wide, narrow, atol=1e-6, rtol=1e-5)
+    assert not torch.equal(narrow, expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 77, "sinks": True}], ids=str)
+def test_neither_chunks_nor_slices_change_a_bit(tensors, monkeypatch, options):
+    q, k, v = tensors
+    keys = tree_keys(301)
+    options = {**options, **({"sinks": torch.tensor([0.3, -1.0])} if options else {})}
+    expected = attend(q, k, v, keys, **options)
+    assert attention.choose(7, HEADS, KV_HEADS, 16, False).unit == 1
+    monkeypatch.setattr(attention, "CHUNKED_PROGRAMS", 1)
+    assert torch.equal(attend(q, k, v, keys, **options), expected)
+    monkeypatch.setattr(attention, "WORKSPACE", 1)
+    short, many = tree_keys(9), [index % 7 for index in range(66)]
+    sliced = attend(q[many], k, v, part_of(short, many), **options)
+    assert torch.equal(sliced, attend(q, k, v, short, **options)[many])
+
+
+def test_what_lies_in_unseen_slots_is_never_read(tensors):
+    q, k, v = tensors
+    keys = tree_keys(150)
+    clean = attend(q, k, v, keys, window=50)
+    seen = {slot for row in range(7) for slot in row_keys(keys, row)[-128:]}
+    unseen = [slot for slot in range(SLOTS) if slot not in seen]
+    k[unseen] = v[unseen] = torch.nan
+    assert torch.equal(attend(q, k, v, keys, window=50), clean)
+
+
+def test_a_card_is_filled_and_no_more():
+    """The shape of an 8B: 32 heads, 8 key-value heads of 128 in bfloat16."""
+    part = attention.part_keys(128, torch.bfloat16)
+    for context in (1024, 32768):
+        for num_rows in (1, 16, 64, 512):
+            split = attention.choose(num_rows, 4, 8, context // part, True)
+            tiles = -(-num_rows // 16) if num_rows > 1 else 0
+            programs = 8 * (tiles * split.tile_lanes + num_rows * split.row_lanes)
+            assert 128 <= programs <= 1024 + 8 * (tiles + num_rows), (context, num_rows)
+    assert attention.choose(1, 4, 8, 16, True).unit == 1
+    assert attention.choose(64, 4, 8, 512, True).unit == attention.PARTS
