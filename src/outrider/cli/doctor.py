@@ -44,7 +44,9 @@ def doctor(
     texts = load_prompts(prompts, limit)
     EngineConfig.of(model=model or "", **settings.engine)
     lines: list[str] = []
-    report: dict[str, Any] = {"machine": machine(), "kernels": kernels(settings.engine.get("threads"))}
+    report: dict[str, Any] = {"machine": machine(), "kernels": kernels("cpu", settings.engine.get("threads"))}
+    if len(report["machine"]["devices"]) > 1:
+        report["gpu_kernels"] = kernels("cuda")
     if model is not None:
         with session(model, settings.engine) as llm:
             report["model"] = llm.describe()
@@ -79,21 +81,25 @@ def machine() -> dict[str, Any]:
     }
 
 
-def kernels(threads: int | None) -> dict[str, Any]:
-    """Which kernel set serves the CPU here, and what its self-test found."""
+def kernels(device: str, threads: int | None = None) -> dict[str, Any]:
+    """Which kernel set serves a device here, and what its self-test found."""
     import torch
 
-    from outrider.kernels import select, self_test
+    from outrider.kernels import select, self_test, settle
 
+    place = torch.device(device)
     try:
-        chosen = select("auto", torch.device("cpu"), threads)
+        chosen = select("auto", place, threads)
     except OutriderError as error:
         return {"name": None, "problem": str(error)}
-    return {
+    settle(chosen, place)
+    outcomes = self_test(chosen, place)
+    found = {
         "name": chosen.name,
         "fixed_width": chosen.fixed_width,
-        "self_test": {outcome.kernel: "passed" if outcome.passed else outcome.detail for outcome in self_test(chosen)},
+        "self_test": {outcome.kernel: "passed" if outcome.passed else outcome.detail for outcome in outcomes},
     }
+    return {**found, "note": chosen.note} if chosen.note else found
 
 
 def numerics(llm: Any, engine: Mapping[str, Any], texts: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from outrider.kernels.packing import GROUP
 from outrider.kernels.triton.launch import launch_options, on_device
 from outrider.kernels.triton.rows import lookup_rows
 
-PREFETCHED = 16384
+PREFETCHED = 32768
 """Bytes of weights that a program asks for before its inputs are there."""
 LINE = 128
 """Bytes that one request for memory brings into the cache."""
@@ -49,8 +49,8 @@ TILES: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
 was measured on the way; `tune` measures for those who write it."""
 ONE_TILE = Tile(64, 64, 128, 4, 4)
 """For every call on a device where tiles differ in their bits."""
-FLOAT_TILE = Tile(32, 16, 32, 4, 2)
-"""Of float32 weights, which no tensor core multiplies exactly."""
+FLOAT_TILES = ((64, Tile(32, 16, 32, 4, 2)), (1 << 62, Tile(64, 64, 32, 8, 2)))
+"""Of float32 weights, which no tensor core multiplies exactly; by most rows of a call."""
 PLAIN_TILE = Tile(64, 16, 128, 4, 1)
 """The interpreter's on a CPU: it multiplies by NumPy, whose sums do depend on the size of a tile."""
 
@@ -140,7 +140,9 @@ class TritonLinear:
     def _choose(self, num_rows: int, device: torch.device) -> Tile:
         if device.type == "cpu":
             return PLAIN_TILE
-        return FLOAT_TILE if self.kind == "float32" else choose(num_rows, self.out_features)
+        if self.kind == "float32":
+            return next(tile for most, tile in FLOAT_TILES if num_rows <= most)
+        return choose(num_rows, self.out_features)
 
     def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32."""
