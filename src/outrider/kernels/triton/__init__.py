@@ -12,6 +12,7 @@ from outrider.kernels.triton.attention import attend
 from outrider.kernels.triton.draw import draw
 from outrider.kernels.triton.launch import can_overlap
 from outrider.kernels.triton.linear import ONE_TILE, Tile, TritonLinear, differing_tiles
+from outrider.kernels.triton.rank import rank
 from outrider.kernels.triton.rows import gate_rows, norm_rows, rotate_rows
 
 COMPARED = (33, 65, 130, 600)
@@ -110,6 +111,19 @@ class TritonKernels(PlainKernels):
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
         """See `Kernels.draw`."""
         return draw(logits, temperature, seeds, samples, positions)
+
+    def rank(
+        self,
+        logits: Tensor,
+        count: int,
+        temperature: Tensor,
+        seeds: Tensor,
+        samples: Tensor,
+        positions: Tensor,
+        ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernels.rank`."""
+        return rank(logits, count, temperature, seeds, samples, positions, ids)
 
 
 def first_that_runs(device: torch.device) -> TritonKernels:

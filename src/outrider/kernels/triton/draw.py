@@ -1,7 +1,8 @@
-"""The keyed draw in Triton: one program a row makes the noise, adds it and keeps the best token, all in float64.
+"""The keyed draw in Triton: a rough look at every token in float32, then float64 where the best one can be.
 
-The noise is that of `kernels/noise.py`: Philox4x32-10, word `v & 3` of block `v >> 2` for token `v`. In float64, as the
-plain twin, since two scores of a large vocabulary can lie closer together than float32 can tell apart.
+The noise is that of `kernels/noise.py`: Philox4x32-10, word `v & 3` of block `v >> 2` for token `v`. Two scores of a
+large vocabulary can lie closer together than float32 can tell apart, so float64 decides, as in the plain twin; but it
+needs to see only the few blocks of the vocabulary whose best comes near the best of all.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from torch import Tensor
 
 from outrider.kernels.triton.launch import on_device
 
-BLOCKS = 256
-"""Philox blocks of four tokens that a program takes at a time."""
+TOKENS = 1024
+"""Tokens of a block."""
+PROGRAMS = 1024
+"""Programs that fill a card; one looks at several blocks where there would be more of them."""
+
+_NUMBERS = ["vocab_size", "row_stride", "num_blocks", "lanes"]
+_ARRAYS = ["logits", "temperature", "seeds", "samples", "positions"]
 
 
 def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
@@ -24,67 +30,113 @@ def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, po
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         assert logits.stride(1) == 1 or vocab_size == 1
+        num_blocks = triton.cdiv(vocab_size, TOKENS)
+        lanes = min(num_blocks, triton.cdiv(PROGRAMS, num_rows))
+        bests = torch.empty(num_rows, num_blocks, dtype=torch.float32, device=logits.device)
+        keyed = logits, temperature, seeds, samples, positions
+        numbers = vocab_size, logits.stride(0), num_blocks
         with on_device(logits.device):
-            _draw[(num_rows,)](
-                logits,
-                temperature,
-                seeds,
-                samples,
-                positions,
-                tokens,
-                vocab_size,
-                logits.stride(0),
-                BLOCKS=BLOCKS,
-                num_warps=8,
+            _look[(num_rows, lanes)](*keyed, bests, *numbers, lanes, TOKENS=TOKENS)
+            _decide[(num_rows,)](
+                *keyed, bests, tokens, *numbers, TOKENS=TOKENS, BLOCKS=triton.next_power_of_2(num_blocks)
             )
     return tokens
 
 
-@triton.jit(do_not_specialize=["vocab_size", "row_stride"])
-def _draw(logits, temperature, seeds, samples, positions, tokens, vocab_size, row_stride, BLOCKS: tl.constexpr):
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_ARRAYS)
+def _look(
+    logits,
+    temperature,
+    seeds,
+    samples,
+    positions,
+    bests,
+    vocab_size,
+    row_stride,
+    num_blocks,
+    lanes,
+    TOKENS: tl.constexpr,
+):
+    """The best score of each block within what `_decide` allows for; NaN where the block holds one."""
     row = tl.program_id(0).to(tl.int64)
-    heat = tl.load(temperature + row).to(tl.float64)
-    seed = tl.load(seeds + row)
-    sample, position = tl.load(samples + row), tl.load(positions + row)
+    heat = tl.load(temperature + row)
     is_warm = heat != 0.0
     divisor = tl.where(is_warm, heat, 1.0)
-    values = logits + row * row_stride
-    best = tl.full((BLOCKS,), float("-inf"), tl.float64)
-    best_token = tl.zeros((BLOCKS,), tl.int32)
-    has_nan = tl.zeros((BLOCKS,), tl.int32)
-    block = tl.arange(0, BLOCKS)
-    start = vocab_size * 0
-    while start < vocab_size:
-        noise_0 = tl.zeros((BLOCKS,), tl.float64)
-        noise_1, noise_2, noise_3 = noise_0, noise_0, noise_0
+    seed, sample, position = tl.load(seeds + row), tl.load(samples + row), tl.load(positions + row)
+    block = tl.program_id(1)
+    while block < num_blocks:
+        token = block * TOKENS + tl.arange(0, TOKENS)
+        score = tl.load(logits + row * row_stride + token, mask=token < vocab_size, other=float("-inf"))
+        has_nan = tl.max((score != score).to(tl.int32))
+        score = score / divisor
         if is_warm:
-            zero = block * 0
-            w0, w1, w2, w3 = tl.philox(seed, block, zero + position, zero + sample, zero)
-            noise_0, noise_1, noise_2, noise_3 = _gumbel(w0), _gumbel(w1), _gumbel(w2), _gumbel(w3)
-        token = block * 4
-        best, best_token, has_nan = _take(values, token, noise_0, divisor, vocab_size, best, best_token, has_nan)
-        best, best_token, has_nan = _take(values, token + 1, noise_1, divisor, vocab_size, best, best_token, has_nan)
-        best, best_token, has_nan = _take(values, token + 2, noise_2, divisor, vocab_size, best, best_token, has_nan)
-        best, best_token, has_nan = _take(values, token + 3, noise_3, divisor, vocab_size, best, best_token, has_nan)
-        block += BLOCKS
-        start += 4 * BLOCKS
-    top = tl.max(best, axis=0)
-    lowest = tl.min(tl.where(best == top, best_token, vocab_size), axis=0)
-    has_law = (tl.max(has_nan, axis=0) == 0) & (top != float("-inf"))
-    tl.store(tokens + row, tl.where(has_law, lowest, -1).to(tl.int64))
+            score += _rough_gumbel(_words(seed, sample, position, block, TOKENS))
+        tl.store(bests + row * num_blocks + block, tl.where(has_nan != 0, float("nan"), tl.max(score)))
+        block += lanes
+
+
+@triton.jit(do_not_specialize=["vocab_size", "row_stride", "num_blocks"], do_not_specialize_on_alignment=_ARRAYS)
+def _decide(
+    logits,
+    temperature,
+    seeds,
+    samples,
+    positions,
+    bests,
+    tokens,
+    vocab_size,
+    row_stride,
+    num_blocks,
+    TOKENS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """Score the tokens of the blocks that can hold the best of a row, in float64 and in their order."""
+    row = tl.program_id(0).to(tl.int64)
+    heat = tl.load(temperature + row).to(tl.float64)
+    is_warm = heat != 0.0
+    divisor = tl.where(is_warm, heat, 1.0)
+    seed, sample, position = tl.load(seeds + row), tl.load(samples + row), tl.load(positions + row)
+    blocks = tl.arange(0, BLOCKS)
+    best = tl.load(bests + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
+    has_nan = tl.max((best != best).to(tl.int32))
+    rough = tl.max(best)
+    # Noise is known to 1e-4 and a quotient to 1e-6 of itself; a quotient differs from its score by the noise, which
+    # lies between -4 and 23. "Not below" holds of NaN, too: where float32 overflows every block is looked at.
+    is_near = (blocks < num_blocks) & ((best < rough - 1e-3 - 4e-6 * tl.abs(rough)) == 0) & (best != float("-inf"))
+    block = tl.min(tl.where(is_near, blocks, BLOCKS))
+    top, winner = divisor * 0.0 + float("-inf"), block * 0 - 1
+    while block < BLOCKS:
+        token = block * TOKENS + tl.arange(0, TOKENS)
+        logit = tl.load(logits + row * row_stride + token, mask=token < vocab_size, other=float("-inf"))
+        score = logit.to(tl.float64) / divisor
+        if is_warm:
+            score += gumbel(_words(seed, sample, position, block, TOKENS))
+        here = tl.max(score)
+        if here > top:  # blocks come in rising order, so a tie stays with the lowest token
+            top = here
+            winner = tl.min(tl.where(score == here, token, vocab_size))
+        block = tl.min(tl.where(is_near & (blocks > block), blocks, BLOCKS))
+    tl.store(tokens + row, tl.where(has_nan != 0, -1, winner).to(tl.int64))
 
 
 @triton.jit
-def _gumbel(word):
+def _words(seed, sample, position, block, TOKENS: tl.constexpr):
+    """The random words of the tokens of a block, in their order: (TOKENS,) uint32."""
+    counter = block * (TOKENS // 4) + tl.arange(0, TOKENS // 4)
+    zero = counter * 0
+    w0, w1, w2, w3 = tl.philox(seed, counter, zero + position, zero + sample, zero)
+    return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (TOKENS,))
+
+
+@triton.jit
+def gumbel(word):
     """`-log(-log(u))` of `u = (word + 1/2) / 2**32`: standard Gumbel noise in float64."""
     return -tl.log(-tl.log((word.to(tl.float64) + 0.5) * 2.3283064365386963e-10))
 
 
 @triton.jit
-def _take(values, token, noise, divisor, vocab_size, best, best_token, has_nan):
-    """Score one token a lane; a lane sees its tokens in rising order, so a tie stays with the lowest."""
-    score = tl.load(values + token, mask=token < vocab_size, other=float("-inf")).to(tl.float64) / divisor + noise
-    is_better = score > best
-    best = tl.where(is_better, score, best)
-    best_token = tl.where(is_better, token, best_token)
-    return best, best_token, has_nan | (score != score).to(tl.int32)
+def _rough_gumbel(word):
+    """`gumbel` in float32, to within 1e-4: near u = 1 by the distance from it, which float32 holds and u does not."""
+    below, above = (word.to(tl.float32) + 0.5) * 2.0**-32, ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.0**-32
+    exponential = -tl.log(tl.where(below < 0.5, below, 1.0 - above))
+    return -tl.log(tl.where(above < 0.0078125, above + 0.5 * above * above, exponential))
