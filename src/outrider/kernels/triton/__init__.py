@@ -106,7 +106,7 @@ class TritonKernels(PlainKernels):
         out: Tensor | None = None,
     ) -> Tensor:
         """See `Kernels.attention`."""
-        return attend(q, k_pages, v_pages, keys, scale, window, softcap, sinks, out)
+        return attend(q, k_pages, v_pages, keys, scale, window, softcap, sinks, out, overlap=self.overlap)
 
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
         """See `Kernels.draw`."""
