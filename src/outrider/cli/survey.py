@@ -22,6 +22,8 @@ from outrider.measure.survey import Row, Shape, Variant, by_task, measure_accept
 from outrider.request import SamplingParams
 
 CHAIN_DEPTH = 8
+TREE_DEPTH = 12
+"""A tree's nodes go where the weights are, so where a text is sure it may run on."""
 TREE_WIDTH = 4
 TREE_NODES = 32
 CASCADES = ("ngram+eagle3", "ngram+block", "suffix+eagle3", "suffix+block")
@@ -61,10 +63,10 @@ class Survey:
         return list(dict.fromkeys(name.strip() for name in wanted.split(",")))
 
     def shapes(self) -> list[Shape]:
-        depth = self.engine.get("depth") or CHAIN_DEPTH
-        width = self.engine.get("width") or TREE_WIDTH
-        tree = Shape(depth, width, self.engine.get("nodes") or TREE_NODES)
-        return [Shape(depth, 1, depth), tree] if width > 1 else [Shape(depth, 1, depth)]
+        deepest, width = self.engine.get("depth"), self.engine.get("width") or TREE_WIDTH
+        chain = deepest or CHAIN_DEPTH
+        tree = Shape(deepest or TREE_DEPTH, width, self.engine.get("nodes") or TREE_NODES)
+        return [Shape(chain, 1, chain), tree] if width > 1 else [Shape(chain, 1, chain)]
 
     def variants(self) -> list[Variant]:
         """Fixed shapes; at temperature 0 the two rules are the same."""
