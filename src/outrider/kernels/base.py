@@ -8,6 +8,8 @@ from typing import Protocol
 
 from torch import Tensor, dtype
 
+from outrider.kernels.tree import PageTable, Trees, Walks
+
 
 @dataclass(frozen=True, slots=True)
 class KeyIndex:
@@ -169,3 +171,15 @@ class Kernels(Protocol):
 
     def gumbel(self, seeds: Tensor, samples: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
         """The noise of `draw` on its own, by token id: (T, V) float64; arguments as `draw` takes them."""
+
+    def walk(self, draws: Tensor, trees: Trees) -> Walks:
+        """The match rule for all requests at once: step down while a child carries the token drawn at its parent.
+
+        draws: (M,) int64, what `draw` gave for every row of every tree, at the output position of its depth.
+        """
+
+    def compact(self, table: PageTable, slots: Tensor, trees: Trees, walks: Walks) -> None:
+        """Move what accepted nodes wrote to the slots of the first nodes of their tree, in every layer.
+
+        slots: (N,) int32, where each node's key and value were written; no two nodes of a pass share one.
+        """

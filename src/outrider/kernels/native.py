@@ -15,6 +15,7 @@ from outrider.kernels.base import KeyIndex
 from outrider.kernels.build import build
 from outrider.kernels.packing import GROUP, pack_floats, pack_q4, pack_q8, pack_rows
 from outrider.kernels.program import Batch, NativeProgram, Op, make_batch, run
+from outrider.kernels.tree import PlainTreeVerbs
 
 _LINEAR, _LOOKUP, _RMS_NORM, _GATED, _ROTATE, _ATTENTION, _DRAW, _NOISE, _RANK = range(9)
 _KINDS = {"float32": 0, "bfloat16": 1, "q4": 2, "q8": 3}
@@ -69,7 +70,7 @@ class NativeLinear:
         return NativeLinear(self._kernels, self.kind, packed, (ids.shape[0], self.in_features), bias)
 
 
-class NativeKernels:
+class NativeKernels(PlainTreeVerbs):
     """Kernels compiled for this CPU; a row's arithmetic is one fixed sequence whatever shares the call."""
 
     name = "native"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex, Linear
 from outrider.kernels.noise import gumbel
+from outrider.kernels.tree import PlainTreeVerbs
 
 GROUP = 32
 """Quantised weights that share a scale."""
@@ -94,7 +95,7 @@ class PlainLinear:
         return PlainLinear(self._kernels, self.kind, self._weight[ids], *chosen)
 
 
-class PlainKernels:
+class PlainKernels(PlainTreeVerbs):
     """PyTorch's own operations, run in tiles of exactly `width` rows: libraries choose other sums at other widths."""
 
     name = "plain"

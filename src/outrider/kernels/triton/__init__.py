@@ -8,12 +8,14 @@ from torch import Tensor
 from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex, Linear
 from outrider.kernels.plain import GROUP, PlainKernels
+from outrider.kernels.tree import PageTable, Trees, Walks
 from outrider.kernels.triton.attention import attend
 from outrider.kernels.triton.draw import draw
 from outrider.kernels.triton.launch import can_overlap
 from outrider.kernels.triton.linear import ONE_TILE, Tile, TritonLinear, differing_tiles
 from outrider.kernels.triton.rank import rank
 from outrider.kernels.triton.rows import gate_rows, norm_rows, rotate_rows
+from outrider.kernels.triton.tree import compact, walk
 
 COMPARED = (33, 65, 130, 600)
 """Rows of a call that meet the tiles for wide passes; the self-test's own widths meet those for narrow ones."""
@@ -124,6 +126,14 @@ class TritonKernels(PlainKernels):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernels.rank`."""
         return rank(logits, count, temperature, seeds, samples, positions, ids)
+
+    def walk(self, draws: Tensor, trees: Trees) -> Walks:
+        """See `Kernels.walk`."""
+        return walk(draws, trees)
+
+    def compact(self, table: PageTable, slots: Tensor, trees: Trees, walks: Walks) -> None:
+        """See `Kernels.compact`."""
+        compact(table, slots, trees, walks)
 
 
 def first_that_runs(device: torch.device) -> TritonKernels:
