@@ -150,27 +150,15 @@ def _attend_slice(
     padded_group, padded_dim = triton.next_power_of_2(group), _padded(dim)
     rows_a_tile = max(1, split.tile // padded_group)
     num_tiles = triton.cdiv(num_rows, rows_a_tile) if split.tile_lanes else 0
+    index = keys.tables, keys.request, keys.linear, keys.tails, keys.length
     bounds = 0 if window is None else window, num_rows, num_units
     shape = keys.block_size, kv_heads, group, padded_group, dim, padded_dim, part, split.unit
     overlapped = {"OVERLAP": overlap, **launch_options(overlap)}
     with on_device(q.device):
         attend_parts[(num_tiles * split.tile_lanes + num_rows * split.row_lanes, kv_heads)](
-            q,
-            k_pages,
-            v_pages,
-            values,
-            stats,
-            keys.tables,
-            keys.request,
-            keys.linear,
-            keys.tails,
-            keys.length,
-            keys.tables.stride(0),
-            keys.tails.stride(0),
-            *bounds,
-            num_tiles * split.tile_lanes,
-            max(1, split.tile_lanes),
-            split.row_lanes,
+            *(q, k_pages, v_pages, values, stats, *index),
+            *(keys.tables.stride(0), keys.tails.stride(0), *bounds),
+            *(num_tiles * split.tile_lanes, max(1, split.tile_lanes), split.row_lanes),
             scale,
             1.0 if softcap is None else softcap,
             SHAPE=shape,

@@ -1,4 +1,7 @@
-"""The two kernels of split attention: what parts of the key axis say, and their merge."""
+"""The two kernels of split attention: what parts of the key axis say, and their merge.
+
+Scores are kept in units of log 2 (by the factor log2 e), so that weights are powers of two.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,6 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.triton.launch import begin
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-"""Scores are kept in units of log 2, so that weights are powers of two."""
-NO_BOUND = tl.constexpr(2**31 - 1)
-LEAST_COLUMNS = tl.constexpr(16)
-"""Columns of the narrowest product."""
 
 # A number that happens to be 1 or a multiple of 16, or an array that happens to start on a line, must not choose
 # another program for the same row (nor have another one compiled while somebody waits).
@@ -85,7 +82,7 @@ def attend_parts(
             longest = tl.max(lengths)
             unit = program % tile_lanes
             if HAS_WINDOW:
-                unit += tl.maximum(tl.min(tl.where(is_row, lengths, NO_BOUND)) - window, 0) // WIDTH
+                unit += tl.maximum(tl.min(tl.where(is_row, lengths, 2147483647)) - window, 0) // WIDTH
             last = tl.minimum(num_shared, (longest + WIDTH - 1) // WIDTH)
             span = (tile * ROWS, tl.minimum(num_rows - tile * ROWS, ROWS), longest)
             path = (tables + owner.to(tl.int64) * table_stride, tails, longest)
@@ -112,7 +109,7 @@ def _num_shared(request, linear, rows, is_row, lengths, owner, WIDTH: tl.constex
     """How many units of `WIDTH` keys end before a row of a tile goes its own way; 0 if they are not of one request."""
     is_stranger = is_row & (tl.load(request + rows, mask=is_row, other=0) != owner)
     known = tl.load(linear + rows, mask=is_row, other=0)
-    forked = tl.min(tl.where(is_row & (known < lengths), known, NO_BOUND))
+    forked = tl.min(tl.where(is_row & (known < lengths), known, 2147483647))
     return tl.where(tl.max(is_stranger.to(tl.int32)) == 0, forked // WIDTH, 0)
 
 
@@ -140,7 +137,7 @@ def _attend_unit(arrays, numbers, path, span, unit, SHAPE: tl.constexpr, TILE: t
     head = (row * KV_HEADS + kv_head) * GROUP + m % GROUP_PADDED
     is_number = is_query[:, None] & (d < DIM)[None, :]
     query = tl.load(q + head[:, None] * DIM + d[None, :], mask=is_number, other=0.0)
-    query = query * (scale if FLAGS[1] else scale * LOG2_E)
+    query = query * (scale if FLAGS[1] else scale * 1.4426950408889634)
     lengths = tl.load(length + row, mask=is_query, other=0)
     top = tl.full((TILE,), float("-inf"), tl.float32)
     total = tl.zeros((TILE,), tl.float32)
@@ -153,7 +150,7 @@ def _attend_unit(arrays, numbers, path, span, unit, SHAPE: tl.constexpr, TILE: t
         v = tl.load(v_pages + at[:, None] + d[None, :], mask=is_key[:, None] & (d < DIM)[None, :], other=0.0)
         scores = _product(query, k, FLAGS)
         if FLAGS[1]:  # tanh(s) = 2 sigmoid(2 s) - 1
-            scores = (softcap * LOG2_E) * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+            scores = (softcap * 1.4426950408889634) * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
         seen = x[None, :] < lengths[:, None]
         if FLAGS[0]:
             seen = seen & (x[None, :] >= lengths[:, None] - window)
@@ -185,7 +182,7 @@ def _mix(scores, v, FLAGS: tl.constexpr):
     """Of one part: the largest score (M,), the total of the weights (M,), and the values by weight (M, D)."""
     largest = tl.max(scores, axis=1)
     weights = tl.exp2(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
-    ones = tl.full((scores.shape[1], LEAST_COLUMNS), 1.0, tl.float32).to(v.dtype)
+    ones = tl.full((scores.shape[1], 16), 1.0, tl.float32).to(v.dtype)
     return largest, tl.max(_product(weights, ones, FLAGS), axis=1), _product(weights, v, FLAGS)
 
 
@@ -248,7 +245,7 @@ def merge(
     nothing = tl.full((GROUP_PADDED,), float("-inf"), tl.float32)
     top, total = nothing, tl.zeros((GROUP_PADDED,), tl.float32)
     if HAS_SINKS:
-        top = tl.load(sinks + kv_head * GROUP + g, mask=is_head, other=0.0) * LOG2_E
+        top = tl.load(sinks + kv_head * GROUP + g, mask=is_head, other=0.0) * 1.4426950408889634
         total += 1.0
     mixed = tl.zeros((GROUP_PADDED, DIM_PADDED), tl.float32)
     chunk = first // PARTS
