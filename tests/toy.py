@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ from tests import artefacts
 
 VOCAB = 23
 HIDDEN = 8
+NEWLINE = VOCAB - 1
 MEMORY = 5
 """The law depends on so many last tokens, so that texts repeat themselves and lookups sometimes hit."""
 
@@ -80,16 +82,18 @@ class ToyKernels(PlainKernels):
 
 
 class ToyTokenizer:
+    """Letters from a on; the last id is a newline."""
+
     chat_template = None
 
     def get_vocab(self) -> dict[str, int]:
-        return {chr(97 + token): token for token in range(VOCAB)}
+        return {self.decode([token]): token for token in range(VOCAB)}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [ord(c) - 97 for c in text]
+        return [NEWLINE if c == "\n" else ord(c) - 97 for c in text]
 
     def decode(self, ids: Sequence[int], **_: object) -> str:
-        return "".join(chr(97 + token) for token in ids)
+        return "".join("\n" if token == NEWLINE else chr(97 + token) for token in ids)
 
 
 class ToyModel:
@@ -134,6 +138,7 @@ class ToyTarget:
     eos_ids: frozenset[int] = frozenset()
     nbytes: int = 0
     name: str = "toy"
+    original: None = None
     hidden_size: int = HIDDEN
     config: ToyConfig = field(default_factory=ToyConfig)
     tokenizer: ToyTokenizer = field(default_factory=ToyTokenizer)
@@ -224,6 +229,12 @@ def make_request(number: int, prompt: Sequence[int], params: SamplingParams, end
     limit = params.max_tokens or 1
     seed = 1234 if params.seed is None else params.seed
     return Request(number, tuple(prompt), params, seed, end_ids=frozenset(ends), limit=limit)
+
+
+def lines(rng: random.Random) -> list[int]:
+    """A prompt in which a drafter that reads the text finds something: a line, the same again, and its beginning."""
+    line = [rng.randrange(NEWLINE) for _ in range(rng.randint(2, 8))]
+    return [*line, NEWLINE, *line, NEWLINE, *line[: len(line) // 2]]
 
 
 def run(engine: Engine, requests: Sequence[Request], check: bool = True) -> list[list[int]]:

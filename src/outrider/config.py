@@ -35,8 +35,8 @@ class EngineConfig:
             "auto" or "none" (plain decoding). drafter_model: folder or alias of the drafter's own weights.
         dtype: "float32", "bfloat16", "packed" (a quantised file's own bits), or "auto".
         device: "cpu", "cuda", "cuda:1", ... or "auto". threads: CPU threads of the kernels (None: all).
-        depth: most levels of a draft tree, None leaves it to control. width: most siblings a level (None: the
-            drafter's own, 1 for a chain). nodes: most nodes of a tree (None: depth times width).
+        depth: most levels of a draft tree, None leaves it to control. width: most children of one node
+            (None: the drafter's own, 1 for a chain). nodes: most nodes of a tree (None: depth times width).
         share_history: guesses may come from earlier replies of the engine, whoever asked; no text depends on it.
         exit_layers: layers that `early_exit` runs (None: a third of the target's).
         adaptive: control may choose any depth from 0 to `depth`; False drafts `depth` levels always.

@@ -54,8 +54,8 @@ class Control:
     """Chooses a budget a request from running acceptance times measured costs.
 
     Args:
-        depth: most levels (None: `DEEPEST`). width: siblings a level. nodes: most of a tree (None: depth x width).
-        adaptive: False always drafts `depth` levels. ranks: the drafter shapes its trees by prices.
+        depth: most levels (None: `DEEPEST`). width: most children of one node. nodes: most of a tree (None: depth x
+            width). adaptive: False always drafts `depth` levels. ranks: the drafter shapes its trees by prices.
         extra_rows: most probe rows of a request; adaptively only those that cost next to nothing.
     """
 
