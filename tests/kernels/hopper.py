@@ -1,0 +1,126 @@
+"""Compiles every Triton kernel for a Hopper GPU on a machine that has none, and prints what each one takes.
+
+Run as a program, without TRITON_INTERPRET: Triton's driver is stood in for, tensors lie on PyTorch's "meta" device, and
+a launch ends where it has compiled. What it prints, a line a kernel: name, warps, registers a thread, bytes of spilled
+registers, bytes of shared memory.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from outrider.kernels.base import KeyIndex
+from outrider.kernels.tree import PageTable, Trees
+from outrider.kernels.triton import TritonKernels
+
+META = torch.device("meta")
+TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+class Hopper:
+    """A driver that knows what it would run on and cannot run anything."""
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device=0):
+        return 0
+
+
+def tell(name: str, kernel) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        told = subprocess.run([TOOL, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    usage = dict(part.split(":") for line in told.stdout.splitlines() if "REG:" in line for part in line.split())
+    print(name, kernel.metadata.num_warps, usage["REG"], usage["STACK"], kernel.metadata.shared, flush=True)
+
+
+def only_compile() -> None:
+    triton.runtime.driver.set_active(Hopper())
+    run, told = JITFunction.run, set()
+
+    def compile_and_tell(self, *args, grid, warmup, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        if kernel is not None and kernel.hash not in told:
+            told.add(kernel.hash)
+            tell(self.__name__, kernel)
+        return kernel
+
+    JITFunction.run = compile_and_tell
+
+
+def floats(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device=META)
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return floats(*shape, dtype=torch.int32)
+
+
+def longs(*shape: int) -> torch.Tensor:
+    return floats(*shape, dtype=torch.int64)
+
+
+def attend(kernels, rows, heads, kv_heads, dim, context, dtype=torch.bfloat16, **options) -> None:
+    keys = KeyIndex(ints(2, context // 16), ints(rows), ints(rows), ints(rows, 16), ints(rows), 16)
+    pages = [floats(4096, kv_heads, dim, dtype=dtype) for _ in range(2)]
+    kernels.attention(floats(rows, heads, dim), *pages, keys, dim**-0.5, **options)
+
+
+def multiply_and_norm(kernels: TritonKernels, rows: int) -> None:
+    """The shapes of an 8B's layer, by a few rows and by many."""
+    for num_outputs, num_inputs in ((6144, 4096), (4096, 14336), (1024, 2048)):
+        for dtype in (torch.bfloat16, torch.float32):
+            linear = kernels.pack(floats(num_outputs, num_inputs, dtype=dtype))
+            linear(floats(rows, num_inputs), floats(rows, num_outputs))
+        quants = floats(num_outputs, num_inputs, dtype=torch.int8)
+        # Whether scales are exact in 16 bits is read from them, and these hold nothing.
+        linear = type(linear)("q8", quants, floats(num_outputs, num_inputs // 32, dtype=torch.float16))
+        linear(floats(rows, num_inputs))
+    linear.lookup(longs(rows))
+    kernels.rms_norm(floats(rows, 4096), floats(4096), 1e-5)
+    kernels.silu_mul(floats(rows, 2 * 14336))
+    kernels.gelu_mul(floats(rows, 2 * 14336))
+    pages = [floats(4096, 8, 128, dtype=torch.bfloat16) for _ in range(2)]
+    tables = floats(4096, 64), floats(4096, 64)
+    for norm in (None, floats(128)):
+        kernels.rotate_and_write(floats(rows, 48 * 128), *tables, ints(rows), ints(rows), *pages, 32, norm, norm, 1e-5)
+
+
+def main() -> None:
+    only_compile()
+    for overlap in (False, True):
+        kernels = TritonKernels(META, overlap=overlap)
+        for rows in (1, 16, 64, 512):
+            multiply_and_norm(kernels, rows)
+            attend(kernels, rows, 32, 8, 128, 1024)
+            attend(kernels, rows, 32, 8, 128, 32768)
+    attend(kernels, 16, 32, 8, 128, 1024, window=300, softcap=5.0, sinks=floats(32))
+    for heads, kv_heads, dim in ((9, 3, 64), (32, 32, 80), (16, 2, 96), (8, 1, 256), (64, 1, 64)):
+        for dtype in (torch.bfloat16, torch.float32):
+            attend(kernels, 16, heads, kv_heads, dim, 1024, dtype)
+    attend(kernels, 64, 8, 1, 256, 8192, softcap=5.0)
+    for rows in (1, 65):
+        keyed = floats(rows), longs(rows), ints(rows), ints(rows)
+        kernels.draw(floats(rows, 128256), *keyed)
+        kernels.rank(floats(rows, 128256), 33, *keyed)
+        kernels.rank(floats(rows, 32000), 9, *keyed, longs(32000))
+    trees = Trees(longs(64), ints(64), ints(2), ints(1), 64, 8)
+    walks = kernels.walk(longs(65), trees)
+    for word_bytes in (2, 4):
+        kernels.compact(PageTable((floats(1),) * 64, longs(64), ints(64), 512, word_bytes), ints(64), trees, walks)
+
+
+if __name__ == "__main__":
+    main()

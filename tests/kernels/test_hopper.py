@@ -1,0 +1,25 @@
+"""Every Triton kernel compiles for a Hopper GPU, and asks for no more than one has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SHARED = 227 * 1024
+"""Bytes of shared memory that a program may have on an H100."""
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_a_hopper_gpu(tmp_path):
+    pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux on x86-64)")
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["TRITON_CACHE_DIR"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-m", "tests.kernels.hopper"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert {"_linear", "attend_parts", "merge", "_look", "_decide", "_rank_block", "_walk"} <= {row[0] for row in rows}
+    greedy = [row for row in rows if int(row[4]) > SHARED]
+    assert greedy == []
