@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, prove, replies, train
+from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, prove, replies, report, train
 
 app = typer.Typer(
     name="outrider",
@@ -39,6 +39,7 @@ for verb in (
     chat.chat,
     check.check,
     bench.bench,
+    report.report,
     doctor.doctor,
     replies.replies,
     train.train,

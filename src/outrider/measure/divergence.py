@@ -44,7 +44,7 @@ class Divergence:
 
 
 def divergence(target: Target, reference: Target, texts: Sequence[Sequence[int]]) -> Divergence:
-    """Compare the two laws after every prefix of every text.
+    """Compare the two laws after every prefix of every text; of a widened twin's, the part over its original's words.
 
     Args:
         texts: token ids, each of at least two tokens and within both contexts.
@@ -52,7 +52,8 @@ def divergence(target: Target, reference: Target, texts: Sequence[Sequence[int]]
     Raises:
         ConfigError: for targets of different vocabularies, or without a text of two tokens.
     """
-    if target.vocab_size != reference.vocab_size:
+    words = reference.vocab_size
+    if (target.original or target).vocab_size != words:
         raise ConfigError(
             f"{target.name} has {target.vocab_size} tokens and {reference.name} has {reference.vocab_size}: "
             "compare targets of one vocabulary"
@@ -60,7 +61,7 @@ def divergence(target: Target, reference: Target, texts: Sequence[Sequence[int]]
     kl_sum, kl_max, positions, surprise, reference_surprise, predicted = 0.0, 0.0, 0, 0.0, 0.0, 0
     for ids in texts:
         following = torch.tensor(list(ids[1:]))
-        logits, reference_logits = score(target, ids), score(reference, ids)
+        logits, reference_logits = score(target, ids)[:, :words], score(reference, ids)
         for start in range(0, len(ids), ROWS):
             p, q = (part[start : start + ROWS].double().log_softmax(-1) for part in (reference_logits, logits))
             # 0 * (-inf - -inf) is NaN where both forbid a token; such a token adds nothing.

@@ -1,0 +1,104 @@
+"""`outrider report`: how near its device's limit a model runs, plain and speculative; the limit from the same run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.drafters import settings_for
+from outrider.cli.options import Json, MaxTokens, Model, PromptFiles, Settings, takes
+from outrider.cli.render import notes, print_json, write
+from outrider.cli.session import fetch_if_missing
+from outrider.config import EngineConfig
+from outrider.errors import ConfigError
+from outrider.measure.prompts import load_prompts
+
+DRAFTERS = "ngram,small_model,eagle3"
+"""One that needs nothing, a model of its own, and a head."""
+
+
+@takes(EngineConfig)
+def report(
+    model: Model,
+    *,
+    settings: Settings,
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="Where report.json, report.md and report.png go.")],
+    prompts: PromptFiles = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="At most this many prompts.")] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(metavar="X", help="May be repeated; 0 and 1 if left out.")
+    ] = None,
+    together: Annotated[
+        list[int] | None, typer.Option(metavar="N", help="Prompts at once; may be repeated; 1 if left out.")
+    ] = None,
+    max_tokens: MaxTokens = 128,
+    context: Annotated[int, typer.Option(metavar="N", min=1, help="Known tokens before a measured pass.")] = 1024,
+    tau: Annotated[
+        float,
+        typer.Option(metavar="X", min=0, help="Mean of runs with synthetic acceptance (output not valid); 0: none."),
+    ] = 4.0,
+    levels: Annotated[int, typer.Option(metavar="N", min=1, help="Levels of those runs' trees.")] = 5,
+    peers: Annotated[bool, typer.Option(help="Also run Transformers, and vLLM where it is installed.")] = True,
+    vllm: Annotated[
+        str, typer.Option(metavar="JSON", help="More keywords for vLLM's LLM, such as its attention_backend.")
+    ] = "{}",
+    as_json: Json = False,
+) -> None:
+    """Measure on one device, in one run: the read limit, passes by rows and requests, drafts, and all else in a cycle.
+
+    `--drafter` takes several, joined by commas. With `--widen 8b` the model is a widened twin: a real model's behaviour
+    at an 8B's price.
+    """
+    from outrider.measure.gpu_report import Reporter, Scope
+    from outrider.measure.report_page import markdown, plot
+
+    names = [name.strip() for name in settings.engine.get("drafter", DRAFTERS).split(",")]
+    asked = load_prompts(prompts, limit)
+    fixed = [name for name in ("adaptive", "prefix_cache") if name in settings.engine]
+    if fixed:
+        raise ConfigError(f"{fixed[0]} cannot be set for a report, which sets it itself: leave it out")
+    for name in names:
+        EngineConfig.of(model=model, **_settings(settings.engine, {"drafter": name}))
+    try:
+        options = dict(json.loads(vllm))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"vllm={vllm!r} is no JSON object: give one such as {{}}") from error
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)  # refused now, not after an hour
+    fetch_if_missing(model)
+    from outrider import LLM
+
+    def open_llm(own: Mapping[str, Any]) -> Any:
+        return LLM(model, **_settings(settings.engine, own))
+
+    with notes().status("measuring") as status:
+        scope = Scope(
+            drafters=names,
+            prompts=[prompt.content for prompt in asked],
+            temperatures=temperature or (0.0, 1.0),
+            together=together or (1,),
+            max_tokens=max_tokens,
+            context=context,
+            tau=tau or None,
+            depth=levels,
+            peers=peers,
+            vllm=options,
+        )
+        found = Reporter(open_llm, scope, status.update).run()
+    page = markdown(found)
+    (folder / "report.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+    (folder / "report.md").write_text(page)
+    plot(found, folder / "report.png")
+    if as_json:
+        print_json(found)
+    else:
+        write(page)
+
+
+def _settings(engine: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's settings under a run's own, less those that its drafter does not read."""
+    return {**settings_for(own["drafter"], engine), **own}

@@ -1,0 +1,108 @@
+"""What a pass of a target takes, by its rows and by its requests, beside the least that reading its bytes takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.engine.memory import free_memory, slot_bytes
+from outrider.errors import CapacityError
+from outrider.measure.cycle import seconds_of
+from outrider.models.batch import BatchBuilder, FlatBatch
+from outrider.models.target import Target
+from outrider.tree import ROOT
+
+BLOCK = 16
+DEEPEST = 16
+"""Levels of the trees that wide passes hold."""
+SHARE = 0.8
+"""Of the free memory that keys may take while passes are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One shape of pass: requests, rows of each (a tree, every row with logits), median seconds, bytes read.
+
+    nbytes: of the weights that a pass streams, and of the keys and values of every request, once.
+    """
+
+    requests: int
+    rows: int
+    seconds: float
+    nbytes: int
+
+    def share(self, bytes_per_second: float) -> float:
+        """Of the read limit: 1 is a pass that takes no longer than reading its bytes."""
+        return self.nbytes / bytes_per_second / self.seconds
+
+
+def streamed_bytes(target: Target) -> int:
+    """Bytes of weights that every pass reads: all but tables, and an embedding that is only looked up."""
+    model: Any = target.model
+    head = model.head_rows(None)
+    spec = getattr(model, "spec", None)
+    if spec is None:  # a module of Transformers
+        embedding = model.module.get_input_embeddings().weight
+        is_tied = model.module.get_output_embeddings().weight is embedding
+        return int(target.nbytes - (0 if is_tied else embedding.nbytes))
+    tables = sum(table.nbytes for table in model.rotary())
+    return int(target.nbytes - tables - (0 if spec.tied else head.nbytes))
+
+
+def key_bytes(target: Target, context: int) -> int:
+    """Bytes of the keys and values of one request."""
+    return context * slot_bytes(target.page_specs, target.page_dtype)
+
+
+def measure_passes(
+    target: Target, shapes: Sequence[tuple[int, int]], context: int, repeats: int = 10
+) -> tuple[list[Pass], list[str]]:
+    """Time passes of (requests, rows of each) behind `context` known tokens, each request with keys of its own.
+
+    Returns:
+        Passes in the order of the shapes, and notes on those that memory does not hold.
+
+    Raises:
+        CapacityError: if it holds none.
+    """
+    context = min(context, target.max_positions - DEEPEST - 1)
+    weights, keys = streamed_bytes(target), key_bytes(target, context)
+    slot = slot_bytes(target.page_specs, target.page_dtype)
+    room = int(free_memory(target.device) * SHARE) // slot
+    fitting = [shape for shape in shapes if _slots(*shape, context) <= room]
+    if not fitting:
+        raise CapacityError(f"no pass fits into memory at a context of {context}: lower it")
+    pages = target.make_pages(max(_slots(*shape, context) for shape in fitting))
+    passes = []
+    for requests, rows in fitting:
+        batch = _batch(target, requests, rows, context)
+        seconds = seconds_of(target.device, lambda batch=batch: target.forward(batch, pages), repeats)  # type: ignore[misc]
+        passes.append(Pass(requests, rows, seconds, weights + requests * keys))
+    notes = [f"{r} requests of {n} rows: more keys than memory holds" for r, n in shapes if (r, n) not in fitting]
+    return passes, notes
+
+
+def _blocks(rows: int, context: int) -> int:
+    """Of one request: its known tokens, then a slot for every row."""
+    return -(-(context + rows) // BLOCK)
+
+
+def _slots(requests: int, rows: int, context: int) -> int:
+    return (1 + requests * _blocks(rows, context)) * BLOCK  # the first block belongs to nobody
+
+
+def _batch(target: Target, requests: int, rows: int, context: int) -> FlatBatch:
+    """Requests that each verify a last token and a tree of `rows - 1` nodes below it."""
+    builder, size = BatchBuilder(BLOCK), _blocks(rows, context)
+    for number in range(requests):
+        first = 1 + number * size
+        builder.request(range(first, first + size))
+        builder.line(context - 1, [number % target.vocab_size], 1)
+        if rows > 1:
+            width = -(-(rows - 1) // DEEPEST)
+            parents = [node - width if node >= width else ROOT for node in range(rows - 1)]
+            tokens = [node % target.vocab_size for node in range(rows - 1)]
+            start = first * BLOCK + context
+            builder.tree(context, tokens, parents, range(start, start + rows - 1))
+    return builder.build(target.device)

@@ -1,0 +1,157 @@
+"""A report of `gpu_report` as a page of Markdown and, where matplotlib is installed, as a picture."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PARTS = ("target", "draft", "rest")
+"""Of a cycle."""
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """All figures in tables; milliseconds, and shares of the read limit."""
+    return (
+        "\n".join((*_head(report), *_passes(report), *_decoding(report), *_speculative(report), *_peers(report))) + "\n"
+    )
+
+
+def _head(report: Mapping[str, Any]) -> Iterator[str]:
+    resolved, limit = report["resolved"], report["limit"]
+    yield f"# {resolved['model']} on {report['device']}"
+    yield ""
+    yield f"{resolved['dtype']}, {resolved['numerics']}; exact by {resolved['exactness']}."
+    versions = ", ".join(f"{name} {version}" for name, version in resolved["versions"].items())
+    yield f"Versions: {versions}."
+    rate, size = limit["bytes_per_second"] / 1e9, limit["nbytes"] / 2**20
+    yield f"Read limit: {rate:,.0f} GB/s ({limit['way']}, {size:,.0f} MiB)."
+    yield f"A pass streams {report['streamed_bytes'] / 1e9:.3f} GB of weights, and its keys and values."
+    twin = report["twin"]
+    if twin is not None:
+        yield (
+            f"**Widened twin of {twin['original']} (plan {twin['plan']})**: says what the original says, costs what "
+            "its shape costs."
+        )
+        if "texts" in twin:
+            margins = ", ".join(f"{margin:.3f}" for margin in twin["margins"]) or "none"
+            yield (
+                f"Against the original in the same arithmetic: {twin['differing']} of {twin['texts']} texts differ, "
+                f"{twin['tokens_alike']:.2%} of tokens come before a difference; margins of the greedy ones: {margins}."
+            )
+    yield from (f"Note: {note}." for note in (*resolved["notes"], *report["notes"]))
+
+
+def _passes(report: Mapping[str, Any]) -> Iterator[str]:
+    plain = report["passes"][0]["seconds"]
+    yield from ("", f"## Passes, context {report['context']:,}, every row with logits", "")
+    rows = [
+        (p["requests"], p["rows"], _ms(p["seconds"]), f"{p['seconds'] / plain:.3f}", _share(p["share_of_limit"]))
+        for p in report["passes"]
+    ]
+    yield from _table(("requests", "rows of each", "ms", "x one row", "of the limit"), rows)
+
+
+def _decoding(report: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("", "## Plain decoding", "")
+    rows = [
+        (
+            f"{r['temperature']:g}",
+            r["together"],
+            f"{r['tokens_per_second']:,.1f}",
+            *_cycle(r),
+            _share(r["share_of_limit"]),
+        )
+        for r in report["plain"]
+    ]
+    yield from _table(("T", "at once", "tok/s", "cycle ms", *PARTS, "of the limit"), rows)
+
+
+def _speculative(report: Mapping[str, Any]) -> Iterator[str]:
+    found = report["speculative"]
+    if not found:
+        return
+    yield from (
+        "",
+        "## Speculative decoding",
+        "",
+        "The bound is tau x t_plain / (t_verify + t_draft + t_rest), t_verify being that of passes alone.",
+        "",
+    )
+    columns = ("drafter", "T", "at once", "tau", "tok/s", "x plain", "of bound", "cycle ms", *PARTS, "level", "texts")
+    yield from _table(columns, [_row(r) for r in found if "error" not in r])
+    yield from (f"- {r['drafter']}: {r['error']}" for r in found if "error" in r)
+
+
+def _row(r: Mapping[str, Any]) -> Sequence[str]:
+    level = "-" if r["level"] is None else f"{_ms(r['level'])} ({_share(r['level_share_of_limit'])})"
+    texts = r["synthetic"] or f"{r['differing_texts']} differ"
+    name = f"{r['drafter']}, {r['synthetic']}" if r["synthetic"] else r["drafter"]
+    ratio = [_number(r["ratio"]), _share(r["share_of_bound"])]
+    speed = [f"{r['tau']:.2f}", f"{r['tokens_per_second']:,.1f}", *ratio]
+    return [name, f"{r['temperature']:g}", str(r["together"]), *speed, *_cycle(r), level, texts]
+
+
+def _peers(report: Mapping[str, Any]) -> Iterator[str]:
+    if not report["peers"]:
+        return
+    yield from ("", "## Others, on the same device and prompts (prompts read included)", "")
+    rows = [(p["name"], _number(p["tokens_per_second"], 1), p["error"] or "") for p in report["peers"]]
+    yield from _table(("engine", "tok/s", "note"), rows)
+
+
+def plot(report: Mapping[str, Any], path: Path) -> bool:
+    """Passes by rows and by requests beside their limit, and the parts of cycles; False without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    importlib.import_module("matplotlib").use("Agg")
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5))
+    rate = report["limit"]["bytes_per_second"]
+    one = [p for p in report["passes"] if p["requests"] == 1]
+    many = [report["passes"][0], *(p for p in report["passes"] if p["requests"] > 1)]
+    for label, found, key in (("rows of one request", one, "rows"), ("requests of one row", many, "requests")):
+        (line,) = left.plot([p[key] for p in found], [1e3 * p["seconds"] for p in found], "o-", label=label)
+        limit = [1e3 * p["nbytes"] / rate for p in found]
+        left.plot([p[key] for p in found], limit, "--", color=line.get_color(), label=f"{label}: read limit")
+    left.set(xscale="log", xlabel="rows", ylabel="ms a pass", ylim=(0, None), title=f"context {report['context']:,}")
+    left.legend()
+    rows = [*report["plain"], *(r for r in report["speculative"] if "error" not in r)]
+    names = [f"{r['drafter']}{'*' if r['synthetic'] else ''} T={r['temperature']:g} x{r['together']}" for r in rows]
+    start = [0.0] * len(rows)
+    for part in PARTS:
+        width = [1e3 * r[part] for r in rows]
+        right.barh(names, width, left=start, label=part)
+        start = [a + b for a, b in zip(start, width, strict=True)]
+    right.set(xlabel="ms a cycle", title="* synthetic acceptance: output not valid")
+    right.invert_yaxis()
+    right.legend()
+    figure.suptitle(f"{report['resolved']['model']}, {report['device']}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return True
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
+def _cycle(row: Mapping[str, Any]) -> list[str]:
+    return [_ms(row[name]) for name in ("cycle", *PARTS)]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
