@@ -73,6 +73,20 @@ def test_a_residual_may_be_the_result(triton, normal):
     assert torch.equal(residual, expected)
 
 
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_gated_product_has_the_bits_of_product_and_gate(triton, normal, kind, activation):
+    bias, x = normal(76), normal(18, 96)
+    if kind == "q8":
+        linear = triton.pack_quantised(kind, *quantised(kind, (76, 96)), bias)
+    else:
+        linear = triton.pack(normal(76, 96).to(getattr(torch, kind)), bias)
+    gate = triton.silu_mul if activation == "silu" else triton.gelu_mul
+    assert torch.equal(linear.gated(x, activation), gate(linear(x)))
+    narrow = torch.empty(18, 38, dtype=torch.bfloat16)
+    assert torch.equal(linear.gated(x, activation, narrow), gate(linear(x)).bfloat16())
+
+
 class Doubtful(SimpleNamespace):
     """Kernels of which the test decides what was found out."""
 
@@ -138,5 +152,10 @@ def test_on_a_gpu_linears_are_right_and_mind_no_neighbour(normal, shape, kind):
         for start in (0, 600 - width):
             part = slice(start, start + width)
             assert torch.equal(linear(x[part], residual[part]), whole[part]), width
+    for activation, gate in (("silu", kernels.silu_mul), ("gelu_tanh", kernels.gelu_mul)):
+        gated = linear.gated(x, activation)
+        torch.testing.assert_close(gated, gate(linear(x)), atol=1e-5 * float(gated.abs().max()), rtol=1e-5)
+        for width in WIDTHS:
+            assert torch.equal(linear.gated(x[:width], activation), gated[:width]), width
     ids = torch.tensor([3, 0, 17], device=CUDA)
     assert torch.equal(linear.rows(ids)(x[:5]), linear(x[:5])[:, ids])

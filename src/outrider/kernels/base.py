@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, dtype
 
@@ -50,6 +50,14 @@ class Linear(Protocol):
 
     def rows(self, ids: Tensor) -> Linear:
         """A linear of the outputs `ids` (n,) int64 alone, with the very bits of their weights."""
+
+
+@runtime_checkable
+class GatedLinear(Protocol):
+    """A linear that can gate its own result, sooner than a verb of its own would."""
+
+    def gated(self, x: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
+        """`silu_mul` ("silu") or `gelu_mul` ("gelu_tanh") of `linear(x)`: x (T, K) -> (T, N / 2)."""
 
 
 class Program(Protocol):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache.pages import Pages, PageSpec
-from outrider.kernels.base import Kernels, KeyIndex, Linear, Program
+from outrider.kernels.base import GatedLinear, Kernels, KeyIndex, Linear, Program
 from outrider.models.batch import FlatBatch
 from outrider.models.graph import PassGraphs
 from outrider.models.lean_spec import LeanSpec, fits, rotary_tables, spec_of
@@ -224,8 +224,11 @@ class LeanModel:
         mixed = kernels.attention(q, k_pages, v_pages, keys, spec.head_dim**-0.5, layer.window, out=out.mixed)
         x = _project(layer.o, mixed.flatten(1), residual=x, out=out.x)
         normed = kernels.rms_norm(x, layer.post_norm, spec.eps, out=out.normed)
-        gate = kernels.silu_mul if spec.activation == "silu" else kernels.gelu_mul
-        gated = gate(_project(layer.gate_up, normed, out=out.gate_up), out=out.gated)
+        if isinstance(layer.gate_up[0], GatedLinear) and len(layer.gate_up) == 1:
+            gated = layer.gate_up[0].gated(normed, spec.activation, out=out.gated)
+        else:
+            gate = kernels.silu_mul if spec.activation == "silu" else kernels.gelu_mul
+            gated = gate(_project(layer.gate_up, normed, out=out.gate_up), out=out.gated)
         return _project(layer.down, gated, residual=x, out=out.x)
 
     def _room(self, num_rows: int) -> _Buffers:

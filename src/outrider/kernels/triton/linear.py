@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.packing import GROUP
 from outrider.kernels.triton.launch import launch_options, on_device
-from outrider.kernels.triton.rows import lookup_rows
+from outrider.kernels.triton.rows import activated, lookup_rows
 
 PREFETCHED = 32768
 """Bytes of weights that a program asks for before its inputs are there."""
@@ -101,10 +101,19 @@ class TritonLinear:
             self.run(x.to(self.input_dtype), residual, out, self.tile or self._choose(num_rows, x.device))
         return out
 
-    def run(self, x: Tensor, residual: Tensor | None, out: Tensor, tile: Tile) -> None:
-        """One launch with this tile: x (T, K) of `input_dtype`, T >= 1."""
+    def gated(self, x: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
+        """See `GatedLinear.gated`: the product itself is never written."""
+        num_rows = x.shape[0]
+        out = torch.empty(num_rows, self.out_features // 2, device=x.device) if out is None else out
+        if num_rows:
+            tile = self.tile or self._choose(num_rows, x.device)
+            self.run(x.to(self.input_dtype), None, out, tile, activation)
+        return out
+
+    def run(self, x: Tensor, residual: Tensor | None, out: Tensor, tile: Tile, activation: str | None = None) -> None:
+        """One launch with this tile: x (T, K) of `input_dtype`, T >= 1; with an activation `out` is (T, N / 2)."""
         assert x.stride(1) == 1 or self.in_features == 1
-        assert out.stride(1) == 1 or self.out_features == 1
+        assert out.stride(1) == 1 or out.shape[1] == 1
         assert residual is None or residual.stride(1) == 1 or self.out_features == 1
         grid = (triton.cdiv(x.shape[0], tile.rows), triton.cdiv(self.out_features, tile.outputs))
         with on_device(x.device):
@@ -127,6 +136,8 @@ class TritonLinear:
                 GROUP=0 if self.scales is None else GROUP,
                 HAS_BIAS=self.bias is not None,
                 HAS_RESIDUAL=residual is not None,
+                IS_GATED=activation is not None,
+                IS_GELU=activation == "gelu_tanh",
                 IS_EXACT=self.kind == "float32",
                 IS_INTERPRETED=x.device.type == "cpu",
                 PREFETCH=min(PREFETCHED // tile.outputs, self.in_features * self.weight.itemsize) // LINE,
@@ -191,6 +202,8 @@ def _linear(
     GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    IS_GELU: tl.constexpr,
     IS_EXACT: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
     PREFETCH: tl.constexpr,
@@ -203,6 +216,8 @@ def _linear(
     k = tl.arange(0, INPUTS)
     is_row, is_output = t < num_rows, n < num_outputs
     own = tl.minimum(n, num_outputs - 1).to(tl.int64)  # outputs beyond the last are computed twice, and not stored
+    if IS_GATED:  # a gate and its partner in turns
+        own = own // 2 + own % 2 * (num_outputs // 2)
     weight_at = weight + own[:, None] * NUM_INPUTS + k[None, :]
     x_at = x + t.to(tl.int64)[:, None] * x_stride + k[None, :]
     if OVERLAP:
@@ -234,7 +249,13 @@ def _linear(
         weight_at += INPUTS
         x_at += INPUTS
     if HAS_BIAS:
-        sums += tl.load(bias + n, mask=is_output, other=0.0)[:, None]
+        sums += tl.load(bias + own)[:, None]
+    if IS_GATED:
+        pairs = tl.permute(tl.reshape(sums, (OUTPUTS // 2, 2, ROWS)), (0, 2, 1))
+        gate, up = tl.split(pairs)
+        sums = activated(gate, IS_GELU) * up
+        n = tl.program_id(1) * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
+        is_output = n < num_outputs // 2
     at = t.to(tl.int64)[None, :]
     is_inside = is_output[:, None] & is_row[None, :]
     if HAS_RESIDUAL:

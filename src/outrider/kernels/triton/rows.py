@@ -162,11 +162,17 @@ def _gate(
     begin(OVERLAP)
     gate = tl.load(gate_up + row * in_stride + i, mask=inside, other=0.0)
     up = tl.load(gate_up + row * in_stride + size + i, mask=inside, other=0.0)
-    if IS_GELU:  # its tanh form: (1 + tanh(u)) / 2 = sigmoid(2 u)
+    tl.store(out + row * out_stride + i, activated(gate, IS_GELU) * up, mask=inside)
+
+
+@triton.jit
+def activated(gate, IS_GELU: tl.constexpr):
+    """silu, or gelu in its tanh form: (1 + tanh(u)) / 2 = sigmoid(2 u)."""
+    if IS_GELU:
         gate *= tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
     else:
         gate *= tl.sigmoid(gate)
-    tl.store(out + row * out_stride + i, gate * up, mask=inside)
+    return gate
 
 
 @triton.jit
