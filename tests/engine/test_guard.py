@@ -124,6 +124,14 @@ def test_any_verb_may_fail_at_any_time(verb: str, after: int) -> None:
     assert engine.drafter is None
 
 
+@pytest.mark.parametrize("grade", [-1, 2.0, "sure"])
+def test_a_grade_is_a_whole_number(grade: Any) -> None:
+    engine = engine_with(Bad(), strict=False)
+    engine.drafter.grade = lambda request: grade  # type: ignore[union-attr, method-assign]
+    assert toy.run(engine, requests()) == toy.run(toy.make_engine(), requests())
+    assert str(engine.fault).startswith(f"drafter 'bad' graded its guess {grade!r}: give an int from 0 on, or None")
+
+
 def test_a_lie_about_its_stack_is_its_own_fault() -> None:
     engine = toy.make_engine("small_model", depth=3)
     engine.strict = False

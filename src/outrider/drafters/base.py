@@ -167,6 +167,18 @@ def made(kind: Callable[[Workshop], Drafter], workshop: Workshop) -> Drafter:
     return drafter
 
 
+def graded(drafter: Drafter, request: Request) -> int | None:
+    """How sure a drafter is of its next guess.
+
+    Raises:
+        DrafterError: where that is no grade.
+    """
+    grade = drafter.grade(request)
+    if grade is not None and (type(grade) is not int or grade < 0):
+        raise DrafterError(f"drafter {drafter.name!r} graded its guess {grade!r}: give an int from 0 on, or None")
+    return grade
+
+
 def one_each(name: str, asks: Sequence[Ask], trees: Any) -> list[DraftTree]:
     """What the drafter of that name answered.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from outrider.cache.ledger import Ledger
 from outrider.cache.pages import Pages
 from outrider.control.depth import Control
-from outrider.drafters.base import Ask, Commit, Drafter, lawful
+from outrider.drafters.base import Ask, Commit, Drafter, graded, lawful
 from outrider.engine import account
 from outrider.engine.ends import Emission, deliver, fail
 from outrider.engine.guard import guarded
@@ -152,7 +152,7 @@ class Engine:
     def _budgets(self) -> dict[int, Budget]:
         decoding, grades = self.scheduler.decoding(), {}
         with guarded(self):
-            grades = {request.id: self.drafter.grade(request) for request in decoding} if self.drafter else {}
+            grades = {request.id: graded(self.drafter, request) for request in decoding} if self.drafter else {}
         return self.control.budget(decoding, grades) if self.drafter else {}
 
     def _begin(self, plan: Plan) -> None:
