@@ -84,6 +84,7 @@ def multiply_and_norm(kernels: TritonKernels, rows: int) -> None:
         for dtype in (torch.bfloat16, torch.float32):
             linear = kernels.pack(floats(num_outputs, num_inputs, dtype=dtype))
             linear(floats(rows, num_inputs), floats(rows, num_outputs))
+            linear.gated(floats(rows, num_inputs), "silu")
         quants = floats(num_outputs, num_inputs, dtype=torch.int8)
         # Whether scales are exact in 16 bits is read from them, and these hold nothing.
         linear = type(linear)("q8", quants, floats(num_outputs, num_inputs // 32, dtype=torch.float16))
