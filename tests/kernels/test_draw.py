@@ -145,6 +145,27 @@ def test_ranks_by_the_scores_that_a_draw_compares(kernels, vocab, kept):
             assert float(masses[row]) == pytest.approx(float(torch.logsumexp(values, 0)), abs=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 3.0, 40.0, 1e5])
+@pytest.mark.parametrize("columns", [4000, 4111])
+def test_no_column_that_ranks_is_passed_over(native, scale, columns):
+    """Whatever bound spares a column its noise, in levels whose rows share theirs; peaks, ties and ids with gaps."""
+    generator = torch.Generator().manual_seed(columns)
+    logits = torch.randn(ROWS, columns, generator=generator) * scale
+    logits[1] = logits[1].round()
+    logits[2, torch.randint(columns, (40,), generator=generator)] += 20 * scale
+    ids = torch.randperm(20_000, generator=generator)[:columns].sort()[0]
+    warm = torch.tensor([1.0, 1.0, 0.05, 0.6, 30.0, 1e-3])
+    seeds, zero = torch.full((ROWS,), -77), torch.zeros(ROWS, dtype=torch.int32)
+    positions = torch.tensor([4, 4, 4, 4, 4, 5], dtype=torch.int32)
+    scores, ranked, _ = native.rank(logits, 8, warm, seeds, zero, positions, ids)
+    values = logits.double() / warm.double()[:, None] + noise.gumbel(seeds, zero, positions, 20_000)[:, ids]
+    best, order = values.topk(8)
+    torch.testing.assert_close(scores, best, atol=1e-9, rtol=1e-11)
+    gaps = (best[:, :-1] - best[:, 1:]).min(1).values
+    assert torch.equal(ranked[gaps > 1e-8], order[gaps > 1e-8])
+    assert (gaps > 1e-8).sum() > 3
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_ranks_nothing_that_cannot_be_drawn(kernels, temperature):
     logits, seeds, samples, positions = keyed(5000)

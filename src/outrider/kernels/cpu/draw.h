@@ -14,27 +14,53 @@ inline double fused(double a, double b, double c) { return a * b + c; }
 
 constexpr int64_t kPiece = 4096;  // tokens that one thread scans at a time
 
-/// Words of 16 counters (first + i, c1, c2, c3): out[j][i] is word j of counter i. Salmon et al., SC 2011.
-inline void philox(uint32_t first, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key, uint32_t (&out)[4][16]) {
-    uint32_t *a = out[0], *b = out[1], *c = out[2], *d = out[3];
-    for (uint32_t i = 0; i < 16; ++i) {
-        a[i] = first + i;
-        b[i] = c1;
-        c[i] = c2;
-        d[i] = c3;
-    }
+/// Lanes of 64 bits of which the low halves count: the form in which CPUs multiply 32-bit numbers to 64 bits.
+typedef uint64_t vq __attribute__((vector_size(4 * kLanes)));
+
+inline vq product(vq a, uint32_t b) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    return (vq)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (vq)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
+#elif defined(__SSE2__)
+    return (vq)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(b));
+#else
+    return (a & 0xffffffffu) * b;
+#endif
+}
+
+/// The four words of each of 16 counters (first + i, c1, c2, c3), counter by counter. Salmon et al., SC 2011.
+inline void philox(uint32_t first, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key, uint32_t (&out)[64]) {
+    constexpr int lanes = kLanes / 2, parts = 16 / lanes;
+    vq a[parts], b[parts], c[parts], d[parts];
+    for (int p = 0; p < parts; ++p)
+        for (int i = 0; i < lanes; ++i) {
+            a[p][i] = uint32_t(first + p * lanes + i);
+            b[p][i] = c1;
+            c[p][i] = c2;
+            d[p][i] = c3;
+        }
     uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
     for (int round = 0; round < 10; ++round) {
-        for (int i = 0; i < 16; ++i) {
-            const uint64_t x = uint64_t(a[i]) * 0xD2511F53u, y = uint64_t(c[i]) * 0xCD9E8D57u;
-            a[i] = uint32_t(y >> 32) ^ b[i] ^ k0;
-            b[i] = uint32_t(y);
-            c[i] = uint32_t(x >> 32) ^ d[i] ^ k1;
-            d[i] = uint32_t(x);
+#pragma GCC unroll 8
+        for (int p = 0; p < parts; ++p) {
+            const vq x = product(a[p], 0xD2511F53u), y = product(c[p], 0xCD9E8D57u);
+            a[p] = (y >> 32) ^ b[p] ^ k0;
+            b[p] = y;
+            c[p] = (x >> 32) ^ d[p] ^ k1;
+            d[p] = x;
         }
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
+    for (int p = 0; p < parts; ++p)
+        for (int i = 0; i < lanes; ++i) {
+            uint32_t* words = out + 4 * (p * lanes + i);
+            words[0] = uint32_t(a[p][i]);
+            words[1] = uint32_t(b[p][i]);
+            words[2] = uint32_t(c[p][i]);
+            words[3] = uint32_t(d[p][i]);
+        }
 }
 
 /// Natural logarithm of a positive normal double, within 1 ulp or so (the reduction and polynomial of fdlibm's log).
@@ -62,10 +88,9 @@ inline double log_positive(double x) {
 /// Gumbel noise of 64 tokens, 64 * block first.
 inline void gumbel(uint32_t block, uint32_t position, uint32_t sample, uint32_t stream, uint64_t seed,
                    double (&g)[64]) {
-    uint32_t words[4][16];
+    uint32_t words[64];
     philox(block * 16, position, sample, stream, seed, words);
-    for (int i = 0; i < 16; ++i)
-        for (int j = 0; j < 4; ++j) g[4 * i + j] = (double(words[j][i]) + 0.5) * 0x1p-32;
+    for (int i = 0; i < 64; ++i) g[i] = (double(words[i]) + 0.5) * 0x1p-32;
     for (int i = 0; i < 64; ++i) g[i] = -log_positive(-log_positive(g[i]));
 }
 

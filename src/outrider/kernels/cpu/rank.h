@@ -63,31 +63,55 @@ inline void rank_plain(const float* logits, int64_t begin, int64_t end, int coun
     for (; i < end; ++i) found.mass += std::exp(double(logits[i]) - found.top);
 }
 
-/// Below this temperature every score is computed: the bound by which others are passed over would lose its digits.
-constexpr float kBounded = 1e-3f;
+/// Where scores are larger, every one is computed: the bound by which others are passed over would lose its digits.
+constexpr double kBounded = 1e6;
 
-/// The columns of one block of 64 tokens: [begin, end), `words[t]` the noise of token `first + t`.
+/// The noise words of columns [begin, end) of a row; ids: the token of each column, or null.
+inline void noise_words(const int64_t* ids, int64_t begin, int64_t end, uint32_t position, uint32_t sample,
+                        uint64_t seed, uint32_t* words) {
+    uint32_t made[64];
+    uint64_t block = ~uint64_t(0);
+    for (int64_t i = begin; i < end; ++i) {
+        const uint64_t token = uint64_t(ids ? ids[i] : i);
+        if (token / 64 != block) {
+            block = token / 64;
+            philox(uint32_t(block * 16), position, sample, 0, seed, made);
+        }
+        words[i - begin] = made[token % 64];
+    }
+}
+
+/// Columns [begin, end) of one row; `words[i - begin]` is the noise of column i.
 ///
 /// With u the uniform, -log(-log(u)) >= d implies 1 - u <= e^-d, which costs one exponential and no logarithm: all
-/// but the few that may enter are passed over by it.
-inline void rank_block(const float* logits, const int64_t* ids, int64_t begin, int64_t end, int64_t first,
-                       const uint32_t* words, float temperature, int count, Ranked& found) {
-    float bound[64];
-    const double last = found.score[count - 1];
-    const bool all = temperature < kBounded || last == -INFINITY;
-    for (int64_t i = begin; i < end && !all; i += 16) {
-        float lead[16] = {};
-        const int64_t some = end - i < 16 ? end - i : 16;
-        for (int64_t j = 0; j < some; ++j) lead[j] = float(double(logits[i + j]) / temperature - last);
-        store(bound + (i - begin), exp(load<f32x16>(lead)) * splat(1.001f));
-    }
-    for (int64_t i = begin; i < end; ++i) {
-        const uint32_t word = words[(ids ? ids[i] : i) - first];
-        if (!all && float(0xffffffffu - word) * 0x1p-32f > bound[i - begin]) continue;
-        const double u = (double(word) + 0.5) * 0x1p-32;
-        const double score = double(logits[i]) / temperature - log_positive(-log_positive(u));
-        found.nan |= score != score;
-        found.offer(count, score, i);
+/// but the few that may enter are passed over by it, sixteen at a time.
+inline void rank_noisy(const float* logits, int64_t begin, int64_t end, const uint32_t* words, float temperature,
+                       int count, Ranked& found) {
+    const double inverse = 1.0 / temperature;
+    for (int64_t i = begin; i < end; i += 16) {
+        const int some = int(end - i < 16 ? end - i : 16);
+        const double last = found.score[count - 1];
+        int32_t enters[16];
+        store(enters, splat(int32_t(1)));
+        if (some == 16 && std::fabs(last) < kBounded) {
+            float lead[16];
+            for (int j = 0; j < 16; ++j) lead[j] = float(double(logits[i + j]) * inverse - last);
+            const f32x16 bound = exp(load<f32x16>(lead)) * splat(1.001f);
+            // The upper 24 bits of 1 - u, which a float holds: rounded down, so that the bound stays one.
+            const i32x16 above = (load<i32x16>(words + (i - begin)) ^ splat(int32_t(-1))) >> 8 & splat(int32_t(0xffffff));
+            const f32x16 rest = to_float(above) * splat(0x1p-24f);
+            i32x16 may;
+            LANES(may.p[i] = ~(rest.p[i] > bound.p[i]))  // or the bound is NaN
+            if (!sum(may)) continue;
+            store(enters, may);
+        }
+        for (int j = 0; j < some; ++j) {
+            if (!enters[j]) continue;
+            const double u = (double(words[i - begin + j]) + 0.5) * 0x1p-32;
+            const double score = double(logits[i + j]) / temperature - log_positive(-log_positive(u));
+            found.nan |= score != score;
+            found.offer(count, score, i + j);
+        }
     }
 }
 
@@ -103,37 +127,26 @@ inline void rank(const Op& op, const Batch& batch, int phase, Range range, const
     if (phase == 0) {
         for (int64_t strip = range.begin; strip < range.end; ++strip) {
             const int64_t begin = strip * kStrip, end = begin + kStrip < columns ? begin + kStrip : columns;
-            bool noisy = false;
+            uint32_t words[kStrip];
+            int64_t made = -1;  // the row whose noise `words` is; the nodes of one level share theirs
             for (int64_t row = 0; row < rows; ++row) {
                 Ranked& own = found[strip * rows + row];
                 own.clear(count);
-                if (op.at<float>(1)[row] == 0.0f)
-                    rank_plain(op.at<float>(0) + row * op.n[1], begin, end, count, own);
-                else
-                    noisy = true;
-            }
-            for (int64_t i = noisy ? begin : end; i < end;) {
-                const int64_t block = (ids ? ids[i] : i) / 64;
-                int64_t stop = i + 1;
-                while (stop < end && (ids ? ids[stop] : stop) / 64 == block) ++stop;
-                uint32_t words[4][16], lined[64];
-                int64_t made = -1;  // the row whose noise `lined` is; the nodes of one level share theirs
-                for (int64_t row = 0; row < rows; ++row) {
-                    const float temperature = op.at<float>(1)[row];
-                    if (temperature == 0.0f) continue;
-                    const int64_t* seeds = op.at<int64_t>(2);
-                    const int32_t *samples = op.at<int32_t>(3), *positions = op.at<int32_t>(4);
-                    if (made < 0 || seeds[made] != seeds[row] || samples[made] != samples[row] ||
-                        positions[made] != positions[row]) {
-                        philox(uint32_t(block * 16), uint32_t(positions[row]), uint32_t(samples[row]), 0,
-                               uint64_t(seeds[row]), words);
-                        for (int t = 0; t < 64; ++t) lined[t] = words[t % 4][t / 4];
-                        made = row;
-                    }
-                    rank_block(op.at<float>(0) + row * op.n[1], ids, i, stop, block * 64, lined, temperature, count,
-                               found[strip * rows + row]);
+                const float* logits = op.at<float>(0) + row * op.n[1];
+                const float temperature = op.at<float>(1)[row];
+                if (temperature == 0.0f) {
+                    rank_plain(logits, begin, end, count, own);
+                    continue;
                 }
-                i = stop;
+                const int64_t* seeds = op.at<int64_t>(2);
+                const int32_t *samples = op.at<int32_t>(3), *positions = op.at<int32_t>(4);
+                if (made < 0 || seeds[made] != seeds[row] || samples[made] != samples[row] ||
+                    positions[made] != positions[row]) {
+                    noise_words(ids, begin, end, uint32_t(positions[row]), uint32_t(samples[row]),
+                                uint64_t(seeds[row]), words);
+                    made = row;
+                }
+                rank_noisy(logits, begin, end, words, temperature, count, own);
             }
         }
         return;
@@ -161,5 +174,7 @@ inline void rank(const Op& op, const Batch& batch, int phase, Range range, const
 
 inline Plan rank_plan(const Op& op, const Batch& batch) {
     const int64_t pieces = strips(op.n[0]);
-    return {{pieces, batch.rows}, {1, batch.rows}, size_t(pieces * batch.rows) * sizeof(Ranked), batch.rows * op.n[0] * 4};
+    int64_t work = 0;
+    for (int64_t row = 0; row < batch.rows; ++row) work += op.n[0] * (op.at<float>(1)[row] == 0.0f ? 4 : 20);
+    return {{pieces, batch.rows}, {1, batch.rows}, size_t(pieces * batch.rows) * sizeof(Ranked), work};
 }
