@@ -61,6 +61,15 @@ def passes(device="cpu"):
     return [builder.build(torch.device(device)) for builder in (first, tree, wide, silent)]
 
 
+def crowd():
+    """More requests than a pass has rows."""
+    builder = BatchBuilder(BLOCK)
+    for number in range(WIDTH + 3):
+        builder.request([1 + number % 9])
+        builder.line(0, [5 + number, 6], 1)
+    return builder.build(torch.device("cpu"))
+
+
 def outputs(target: Target, batches):
     pages = target.make_pages(40)
     found = [target.forward(batch, pages, taps=(0, 2)) for batch in batches]
@@ -73,7 +82,7 @@ def target():
 
 
 def test_a_replay_gives_what_the_pass_gives(target):
-    batches = passes()
+    batches = [*passes(), crowd()]
     plain, pages = outputs(target, batches)
     target.model.graphs = Replayed()
     for _ in range(2):  # captured in the first round, replayed over other numbers in the second
@@ -117,6 +126,22 @@ def test_a_module_that_cannot_be_captured_runs_as_it_is_and_says_so(target):
     (note,) = target.all_notes
     assert "operation not permitted when stream is capturing" in note
     assert "more" not in note
+
+
+def test_where_memory_is_short_only_passes_without_a_graph_run_slower(target):
+    class Full(Replayed):
+        def _has_room(self, device):
+            return self.captures < 1
+
+    batches = passes()
+    plain, _ = outputs(target, batches)
+    target.model.graphs = graphs = Full()
+    for _ in range(2):
+        found, _ = outputs(target, batches)
+        assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+    assert graphs.captures == 1
+    (note,) = target.all_notes
+    assert "MiB are not free" in note
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ LEAST_BLOCKS, LEAST_TAIL = 64, 16
 """Columns of the smallest key index that is captured; longer ones double, so that few graphs serve all lengths."""
 MOST_GRAPHS = 96
 """Graphs kept over one stack of pages; the one that was used longest ago gives way to a new one."""
-LEAST_FREE = 1 << 30
+LEAST_FREE = 512 << 20
 """Bytes of the device that must be free for another graph to be taken."""
 WARM_UPS = 2
 """Passes before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
@@ -55,6 +55,7 @@ class PassGraphs:
 
     def __init__(self) -> None:
         self.note: str | None = None
+        self._gave_up = False
         self._shelves: WeakKeyDictionary[Pages, _Shelf] = WeakKeyDictionary()
 
     def __call__(self, kind: Any, run: Run, batch: FlatBatch, pages: Pages, num_rows: int | None = None) -> Output:
@@ -64,7 +65,7 @@ class PassGraphs:
             kind: equal for passes that run the same operations on the same shapes of tokens, positions and slots.
             num_rows: of the graph, no fewer than the batch's (None: as many).
         """
-        if self.note is not None:
+        if self._gave_up:
             return run(batch, pages)
         shelf = self._shelves.setdefault(pages, _Shelf())
         blocks, tail = _capacity(batch.keys)
@@ -73,6 +74,7 @@ class PassGraphs:
         found = shelf.captured.pop(key, None)
         if found is None:
             if not self._has_room(batch.tokens.device):
+                self.note = f"some passes run without a CUDA graph, slower: {LEAST_FREE >> 20} MiB are not free"
                 return run(batch, pages)
             static = _static(batch, size, blocks, tail)
             _fill(static, batch, size)
@@ -80,7 +82,7 @@ class PassGraphs:
                 found = self._capture(run, static, pages, shelf)
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
-                self.note = f"passes run without a CUDA graph, slower: {reason[0]}"
+                self.note, self._gave_up = f"passes run without a CUDA graph, slower: {reason[0]}", True
                 self._shelves.clear()
                 return run(batch, pages)
             if len(shelf.captured) == MOST_GRAPHS:
@@ -121,7 +123,7 @@ def _power(number: int) -> int:
 
 
 def _static(batch: FlatBatch, num_rows: int, blocks: int, tail: int) -> FlatBatch:
-    """Tensors of their own for every pass of at most this shape; no pass has more requests than rows."""
+    """Tensors of their own for every pass of at most this shape."""
     keys = batch.keys
     index = replace(
         keys,
@@ -144,8 +146,11 @@ def _fill(static: FlatBatch, batch: FlatBatch, used: int) -> None:
     static.tokens[:count] = batch.tokens
     static.positions[:count] = batch.positions
     static.slots[:count] = batch.slots
-    own.tables[: keys.tables.shape[0], : keys.tables.shape[1]] = keys.tables
-    own.request[:count] = keys.request
+    tables, request = keys.tables, keys.request
+    if tables.shape[0] > own.tables.shape[0]:  # of a batch that is run in several passes: each row brings its own
+        tables, request = tables.index_select(0, request), torch.arange(count, dtype=torch.int32, device=request.device)
+    own.tables[: tables.shape[0], : tables.shape[1]] = tables
+    own.request[:count] = request
     own.linear[:count] = keys.linear
     own.tails[:count, : keys.tails.shape[1]] = keys.tails
     own.length[:count] = keys.length
