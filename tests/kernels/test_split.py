@@ -83,6 +83,28 @@ def test_neither_chunks_nor_slices_change_a_bit(tensors, monkeypatch, options):
     assert torch.equal(sliced, attend(q, k, v, short, **options)[many])
 
 
+def test_strangers_and_rows_that_fill_a_pass_are_alone_in_a_tile(tensors):
+    """Rows of two requests side by side, and one with a single key of nobody's."""
+    q, k, v = tensors
+    one, other = tree_keys(140), tree_keys(77)
+    keys = KeyIndex(
+        torch.cat([one.tables, other.tables.flip(1)]),
+        *(
+            torch.cat([getattr(one, name)[:3], getattr(other, name)[:3], getattr(one, name)[:1]])
+            for name in ("request", "linear", "tails", "length")
+        ),
+        BLOCK,
+    )
+    keys.request[3:6] = 1
+    keys.linear[6], keys.length[6], keys.tails[6] = 0, 1, 0
+    for tile in (16, 64):
+        out = attend(q, k, v, keys, tile=tile)
+        torch.testing.assert_close(out.double(), dense(q, k, v, keys, DIM**-0.5), atol=3e-6, rtol=1e-5)
+    narrow = attend(q, k, v, keys)
+    for row in range(7):
+        assert torch.equal(attend(q[[row]], k, v, part_of(keys, [row])), narrow[[row]])
+
+
 def test_what_lies_in_unseen_slots_is_never_read(tensors):
     q, k, v = tensors
     keys = tree_keys(150)

@@ -54,7 +54,7 @@ def attend_parts(
     HAS_TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Units of parts: by a tile of rows where all of its rows find a unit's keys in one table, else by each row.
+    """Units of parts: by a tile of rows that find a unit's keys in one table, else by each row.
 
     values: (T, Hq, units, D), stats: (2, T, Hq, units) float32: the largest score and the total of the weights; both
     are written where a row sees a key of the unit, and may be elsewhere.
@@ -66,7 +66,7 @@ def attend_parts(
     begin(OVERLAP)
     WIDTH: tl.constexpr = SHAPE[6] * SHAPE[7]
     HAS_WINDOW: tl.constexpr = FLAGS[0]
-    arrays = (q, k_pages, v_pages, values, stats, length)
+    arrays = (q, k_pages, v_pages, values, stats, request, linear, length)
     numbers = (window, num_rows, num_units, scale, softcap)
     program, num_shared = tl.program_id(0), tile_programs * 0
     if HAS_TILES:
@@ -74,50 +74,56 @@ def attend_parts(
         is_tile = program < tile_programs
         tile = tl.where(is_tile, program // tile_lanes, (program - tile_programs) // row_lanes // ROWS)
         rows = tile * ROWS + tl.arange(0, ROWS)
-        is_row = rows < num_rows
-        lengths = tl.load(length + rows, mask=is_row, other=0)
         owner = tl.load(request + tile * ROWS)
-        num_shared = _num_shared(request, linear, rows, is_row, lengths, owner, WIDTH)
+        known = tl.load(linear + rows, mask=rows < num_rows, other=0)
+        # A row without keys in the table (one that only fills the pass) is alone, as strangers are.
+        is_member = (known > 0) & (tl.load(request + rows, mask=rows < num_rows, other=0) == owner)
+        lengths = tl.load(length + rows, mask=is_member, other=0)
+        num_shared = tl.min(tl.where(is_member & (known < lengths), known, 2147483647)) // WIDTH
         if is_tile:
             longest = tl.max(lengths)
             unit = program % tile_lanes
             if HAS_WINDOW:
-                unit += tl.maximum(tl.min(tl.where(is_row, lengths, 2147483647)) - window, 0) // WIDTH
+                unit += tl.maximum(tl.min(tl.where(is_member, lengths, 2147483647)) - window, 0) // WIDTH
             last = tl.minimum(num_shared, (longest + WIDTH - 1) // WIDTH)
             span = (tile * ROWS, tl.minimum(num_rows - tile * ROWS, ROWS), longest)
             path = (tables + owner.to(tl.int64) * table_stride, tails, longest)
             while unit < last:
-                _attend_unit(arrays, numbers, path, span, unit, SHAPE, TILE, FLAGS)
+                _attend_unit(arrays, numbers, path, span, owner, unit, SHAPE, TILE, FLAGS, True)
                 unit += tile_lanes
     if program >= tile_programs:
         row = (program - tile_programs) // row_lanes
-        num_keys = tl.load(length + row)
+        num_keys, num_linear, own = tl.load(length + row), tl.load(linear + row), tl.load(request + row)
         unit = num_shared
+        if HAS_TILES:
+            unit = tl.where((num_linear > 0) & (own == owner), num_shared, 0)
         if HAS_WINDOW:
             unit = tl.maximum(unit, tl.maximum(num_keys - window, 0) // WIDTH)
         unit += (program - tile_programs) % row_lanes
-        table = tables + tl.load(request + row).to(tl.int64) * table_stride
-        path = (table, tails + row.to(tl.int64) * tail_stride, tl.load(linear + row))
+        path = (tables + own.to(tl.int64) * table_stride, tails + row.to(tl.int64) * tail_stride, num_linear)
         span = (row, row * 0 + 1, num_keys)
         while unit < (num_keys + WIDTH - 1) // WIDTH:
-            _attend_unit(arrays, numbers, path, span, unit, SHAPE, ROW_TILE, FLAGS)
+            _attend_unit(arrays, numbers, path, span, own, unit, SHAPE, ROW_TILE, FLAGS, False)
             unit += row_lanes
 
 
 @triton.jit
-def _num_shared(request, linear, rows, is_row, lengths, owner, WIDTH: tl.constexpr):
-    """How many units of `WIDTH` keys end before a row of a tile goes its own way; 0 if they are not of one request."""
-    is_stranger = is_row & (tl.load(request + rows, mask=is_row, other=0) != owner)
-    known = tl.load(linear + rows, mask=is_row, other=0)
-    forked = tl.min(tl.where(is_row & (known < lengths), known, 2147483647))
-    return tl.where(tl.max(is_stranger.to(tl.int32)) == 0, forked // WIDTH, 0)
-
-
-@triton.jit
-def _attend_unit(arrays, numbers, path, span, unit, SHAPE: tl.constexpr, TILE: tl.constexpr, FLAGS: tl.constexpr):
+def _attend_unit(
+    arrays,
+    numbers,
+    path,
+    span,
+    owner,
+    unit,
+    SHAPE: tl.constexpr,
+    TILE: tl.constexpr,
+    FLAGS: tl.constexpr,
+    IS_SHARED: tl.constexpr,
+):
     """One unit of the rows of `span`: the first, how many, and the most keys that one of them sees.
 
-    path: the table, the tail, and how many of the keys lie in the table.
+    path: the table, the tail, and how many of the keys lie in the table. IS_SHARED: leave out rows of other requests
+    than `owner`, and those without keys in a table.
     """
     BLOCK_SIZE: tl.constexpr = SHAPE[0]
     KV_HEADS: tl.constexpr = SHAPE[1]
@@ -127,13 +133,16 @@ def _attend_unit(arrays, numbers, path, span, unit, SHAPE: tl.constexpr, TILE: t
     DIM_PADDED: tl.constexpr = SHAPE[5]
     KEYS: tl.constexpr = SHAPE[6]
     UNIT: tl.constexpr = SHAPE[7]
-    q, k_pages, v_pages, values, stats, length = arrays
+    q, k_pages, v_pages, values, stats, request, linear, length = arrays
     window, num_rows, num_units, scale, softcap = numbers
     first_row, num_here, num_keys = span
     kv_head = tl.program_id(1)
     m, d = tl.arange(0, TILE), tl.arange(0, DIM_PADDED)
     row = (first_row + m // GROUP_PADDED).to(tl.int64)
     is_query = (m // GROUP_PADDED < num_here) & (m % GROUP_PADDED < GROUP)
+    if IS_SHARED:
+        is_query = is_query & (tl.load(request + row, mask=is_query, other=0) == owner)
+        is_query = is_query & (tl.load(linear + row, mask=is_query, other=0) > 0)
     head = (row * KV_HEADS + kv_head) * GROUP + m % GROUP_PADDED
     is_number = is_query[:, None] & (d < DIM)[None, :]
     query = tl.load(q + head[:, None] * DIM + d[None, :], mask=is_number, other=0.0)
