@@ -38,9 +38,10 @@ def twin_model(module: Any, widening: Widening, kernels: Kernels) -> LeanModel:
     Raises:
         ModelError: if the larger heads do not rotate by the smaller ones' angles (a rotary variant that counts them).
     """
-    small = rotary_tables(module.model.rotary_emb, widening.small.max_positions, module.device)
-    rotary = type(module.model.rotary_emb)(widening.config(module.config)).to(module.device)
-    tables = rotary_tables(rotary, widening.small.max_positions, module.device)
+    small, tables = (
+        rotary_tables(_rotary(module, config), widening.small.max_positions, module.device)
+        for config in (module.config, widening.config(module.config))
+    )
     if any(not torch.equal(b[:, :: widening.stretch], a) for a, b in zip(small, tables, strict=True)):
         raise ModelError("this model's rotary variant has other angles in larger heads: it cannot be widened")
     scaled = (tables[0] * widening.rotary_scale(), tables[1] * widening.rotary_scale())
@@ -54,7 +55,7 @@ def twin_module(module: Any, widening: Widening) -> Any:
     with torch.device("meta"):
         made: Any = AutoModelForCausalLM.from_config(config, dtype=module.dtype)
     made.to_empty(device=module.device)
-    made.model.rotary_emb = type(module.model.rotary_emb)(config).to(module.device)
+    made.model.rotary_emb = _rotary(module, config)
     made.model.rotary_emb.attention_scaling *= widening.rotary_scale()
     state = module.state_dict()
     for name, parameter in made.named_parameters():
@@ -76,6 +77,11 @@ def as_twin(target: Target, original: Original) -> Target:
         original=original,
         notes=[*target.notes, note],
     )
+
+
+def _rotary(module: Any, config: Any) -> Any:
+    """Fresh, in float32 whatever the module's type is."""
+    return type(module.model.rotary_emb)(config).to(module.device)
 
 
 class _TwinWeights:
