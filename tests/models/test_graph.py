@@ -174,11 +174,12 @@ def test_on_a_gpu_a_replay_has_the_bits_of_the_eager_pass(name):
 def test_on_a_gpu_company_and_guesses_change_no_token(tmp_path):
     from outrider import LLM, SamplingParams
 
-    make_module("llama", torch.bfloat16, max_position_embeddings=400).save_pretrained(tmp_path)
+    make_module("gemma2", torch.bfloat16, max_position_embeddings=400).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     settings = {"device": "cuda", "max_context": 300, "num_slots": 16000, "pass_width": 64}
     llm = LLM(str(tmp_path), drafter="none", **settings)
-    assert (llm.resolved.kernels, llm.resolved.fixed_width, llm.resolved.exactness) == ("triton", 64, "seed")
+    assert (llm.resolved.kernels, llm.resolved.way, llm.resolved.fixed_width) == ("triton", "module", 64)
+    assert llm.resolved.exactness == "seed"
     assert llm.resolved.notes == ()
     prompts = [[3 + i, 5, 7 + i] * (i + 1) for i in range(12)]
     params = [SamplingParams(seed=i, temperature=(0.0, 0.7, 1.0)[i % 3], max_tokens=60) for i in range(12)]

@@ -9,7 +9,8 @@ import torch
 
 from outrider.kernels import select
 from outrider.models.batch import BatchBuilder
-from outrider.models.lean import BUCKETS, LeanModel
+from outrider.models.graph import BUCKETS
+from outrider.models.lean import LeanModel
 from outrider.models.loader import assemble
 from tests.kernels.conftest import make_triton
 from tests.models.test_architectures import BLOCK, SPARE, close, golden, text
@@ -115,7 +116,7 @@ def test_passes_padded_to_their_graph_have_the_bits_of_passes_as_they_are(name):
 def test_rows_beyond_the_last_bucket_run_without_a_graph(monkeypatch):
     model = lean(module_of("llama"), select("plain", CPU))
     model.graphs = graphs = Replayed()
-    monkeypatch.setattr("outrider.models.lean.BUCKETS", (1, 2, 4))
+    monkeypatch.setattr("outrider.models.graph.BUCKETS", (1, 2, 4))
     expected, _ = outputs(lean(module_of("llama"), select("plain", CPU)), passes())
     found, _ = outputs(model, passes())
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,17 +10,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from outrider.cache.pages import Pages
 from outrider.kernels.base import KeyIndex
 from outrider.models.batch import FlatBatch
 
 Output = tuple[Tensor, dict[int, Tensor]]
-Run = Callable[[FlatBatch, Pages], Output]
+Run = Callable[[FlatBatch, Any], Output]
 
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Rows of the graphs of passes whose rows mind no neighbour. They choose which graph runs, never a row's arithmetic;
+wider passes run without, as their arithmetic takes longer than their launches."""
 LEAST_BLOCKS, LEAST_TAIL = 64, 16
 """Columns of the smallest key index that is captured; longer ones double, so that few graphs serve all lengths."""
 MOST_GRAPHS = 96
-"""Graphs kept over one stack of pages; the one that was used longest ago gives way to a new one."""
+"""Graphs kept for one owner; the one that was used longest ago gives way to a new one."""
 LEAST_FREE = 512 << 20
 """Bytes of the device that must be free for another graph to be taken."""
 WARM_UPS = 2
@@ -39,7 +41,7 @@ class _Captured:
 
 @dataclass(slots=True)
 class _Shelf:
-    """The graphs over one stack of pages. They share a pool of memory, which must not outlive the last of them."""
+    """The graphs of one owner. They share a pool of memory, which must not outlive the last of them."""
 
     pool: Any = None
     captured: dict[Any, _Captured] = field(default_factory=dict)
@@ -56,18 +58,28 @@ class PassGraphs:
     def __init__(self) -> None:
         self.note: str | None = None
         self._gave_up = False
-        self._shelves: WeakKeyDictionary[Pages, _Shelf] = WeakKeyDictionary()
+        self._shelves: WeakKeyDictionary[Any, _Shelf] = WeakKeyDictionary()
 
-    def __call__(self, kind: Any, run: Run, batch: FlatBatch, pages: Pages, num_rows: int | None = None) -> Output:
-        """What `run(batch, pages)` gives, in its first rows; the tensors hold until the next call.
+    def __call__(
+        self,
+        kind: Any,
+        run: Run,
+        batch: FlatBatch,
+        owner: Any,
+        num_rows: int | None = None,
+        inputs: Sequence[Tensor] = (),
+    ) -> Output:
+        """What `run(batch, owner)` gives, in its first rows; the tensors hold until the next call.
 
         Args:
             kind: equal for passes that run the same operations on the same shapes of tokens, positions and slots.
+            owner: whose tensors the passes read and write, such as a stack of pages; its graphs go with it.
             num_rows: of the graph, no fewer than the batch's (None: as many).
+            inputs: what a run reads and writes over; the passes before a capture leave it as it was.
         """
         if self._gave_up:
-            return run(batch, pages)
-        shelf = self._shelves.setdefault(pages, _Shelf())
+            return run(batch, owner)
+        shelf = self._shelves.setdefault(owner, _Shelf())
         blocks, tail = _capacity(batch.keys)
         size = num_rows or batch.num_rows
         key = (kind, size, batch.keys.block_size, blocks, tail)
@@ -75,16 +87,20 @@ class PassGraphs:
         if found is None:
             if not self._has_room(batch.tokens.device):
                 self.note = f"some passes run without a CUDA graph, slower: {LEAST_FREE >> 20} MiB are not free"
-                return run(batch, pages)
+                return run(batch, owner)
             static = _static(batch, size, blocks, tail)
             _fill(static, batch, size)
+            kept = [values.clone() for values in inputs]
             try:
-                found = self._capture(run, static, pages, shelf)
+                found = self._capture(run, static, owner, shelf)
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 self.note, self._gave_up = f"passes run without a CUDA graph, slower: {reason[0]}", True
                 self._shelves.clear()
-                return run(batch, pages)
+            for values, copy in zip(inputs, kept, strict=True):
+                values.copy_(copy)
+            if found is None:
+                return run(batch, owner)
             if len(shelf.captured) == MOST_GRAPHS:
                 del shelf.captured[next(iter(shelf.captured))]
         shelf.captured[key] = found  # behind those that were used before it
@@ -96,7 +112,7 @@ class PassGraphs:
     def _has_room(self, device: torch.device) -> bool:
         return device.type == "cpu" or torch.cuda.mem_get_info(device)[0] >= LEAST_FREE
 
-    def _capture(self, run: Run, static: FlatBatch, pages: Pages, shelf: _Shelf) -> _Captured:
+    def _capture(self, run: Run, static: FlatBatch, owner: Any, shelf: _Shelf) -> _Captured:
         with torch.cuda.device(static.tokens.device):
             if shelf.pool is None:
                 shelf.pool = torch.cuda.graph_pool_handle()
@@ -104,12 +120,17 @@ class PassGraphs:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
-                    run(static, pages)
+                    run(static, owner)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=shelf.pool):
-                output = run(static, pages)
+                output = run(static, owner)
         return _Captured(graph, static, output)
+
+
+def bucket(num_rows: int) -> int | None:
+    """The fewest rows of a graph that holds so many, None where no graph does."""
+    return next((rows for rows in BUCKETS if num_rows <= rows), None)
 
 
 def _capacity(keys: KeyIndex) -> tuple[int, int]:

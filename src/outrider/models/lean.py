@@ -15,13 +15,9 @@ from torch import Tensor
 from outrider.cache.pages import Pages, PageSpec
 from outrider.kernels.base import GatedLinear, Kernels, KeyIndex, Linear, Program
 from outrider.models.batch import FlatBatch
-from outrider.models.graph import PassGraphs
+from outrider.models.graph import PassGraphs, bucket
 from outrider.models.lean_spec import LeanSpec, fits, rotary_tables, spec_of
 from outrider.models.lean_weights import GgufWeights, ModuleWeights, Weights, in_words
-
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Rows of the graphs on a GPU. They choose which graph runs, never a row's arithmetic; wider passes run without, as
-their arithmetic takes longer than their launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +149,12 @@ class LeanModel:
         # A table is read there without a check; a GPU would have to be waited for.
         assert positions.device.type != "cpu" or int(positions.max()) < self.spec.max_positions
         batch = FlatBatch(tokens, positions, slots, keys, logit_rows)
-        bucket = next((rows for rows in BUCKETS if num_rows <= rows), None)
-        if self.graphs is None or bucket is None:
+        size = bucket(num_rows)
+        if self.graphs is None or size is None:
             x, tapped = self._through(batch, pages, depth, taps)
         else:
             run = partial(self._through, depth=depth, taps=taps)
-            x, written = self.graphs((depth, taps), run, batch, pages, bucket)
+            x, written = self.graphs((depth, taps), run, batch, pages, size)
             tapped = {layer: states[:num_rows].clone() for layer, states in written.items()}
         hidden = x[:num_rows] if logit_rows is None else x[logit_rows]
         if not hidden.shape[0]:

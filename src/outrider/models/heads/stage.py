@@ -1,4 +1,4 @@
-"""A few verbs over buffers of their own, recorded once where the kernels can: what a draft head is made of."""
+"""A few verbs over buffers of their own, recorded or captured once where that can be: what a draft head is made of."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from outrider.kernels.base import Kernels, KeyIndex, Linear, Program
 from outrider.kernels.packing import GROUP, quantise
+from outrider.models.batch import FlatBatch
+from outrider.models.graph import Output, PassGraphs, bucket
 
 Buffers = Mapping[str, Tensor]
 
@@ -30,11 +32,13 @@ def nowhere(num_rows: int, device: torch.device) -> Rows:
 
 
 class Stage:
-    """Runs `body(buffers, rows)` over any number of rows, as one native call where the kernels record.
+    """Runs `body(buffers, rows)` over any number of rows, as one native call where the kernels record, and as one graph
+    on a GPU (whose filling rows compute what nobody reads, and write to slot 0).
 
     Args:
-        shapes: of one row of every buffer, by name. body: calls verbs with `out` in these buffers; it sees all rows of
-            the buffers while it is recorded, and the first T where every verb runs at once.
+        shapes: of one row of every buffer, by name. body: calls verbs with `out` in these buffers, and reads nothing
+            else that is made anew between two runs; it sees all rows of the buffers while it is recorded, and the
+            first T where every verb runs at once.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Stage:
         self._capacity = 0
         self._buffers: dict[str, Tensor] = {}
         self._program: Program | None = None
+        self._graphs = PassGraphs() if device.type == "cuda" else None
 
     def room(self, num_rows: int) -> dict[str, Tensor]:
         """The first `num_rows` rows of every buffer, to be filled before `run` and read after it."""
@@ -60,14 +65,25 @@ class Stage:
                 name: torch.zeros(self._capacity, *shape, device=self._device) for name, shape in self._shapes.items()
             }
             self._program = self._record()
+            self._graphs = type(self._graphs)() if self._graphs else None  # they were over the buffers that went
         return {name: buffer[:num_rows] for name, buffer in self._buffers.items()}
 
     def run(self, rows: Rows) -> None:
         """Run over the first T = `rows.positions.shape[0]` rows; `room` was asked for as many."""
         if self._program is not None:
             self._program.run(0, len(self._program), rows.positions, rows.slots, rows.keys)
+            return
+        size = bucket(rows.positions.shape[0])
+        # No token is read here: positions stand in for them.
+        batch = FlatBatch(rows.positions, rows.positions, rows.slots, rows.keys)
+        if self._graphs is None or size is None:
+            self._through(batch)
         else:
-            self._body(self.room(rows.positions.shape[0]), rows)
+            self._graphs(None, self._through, batch, self, size, list(self._buffers.values()))
+
+    def _through(self, batch: FlatBatch, _stage: object = None) -> Output:
+        self._body(self.room(batch.num_rows), Rows(batch.positions, batch.slots, batch.keys))
+        return batch.positions, {}
 
     def _record(self) -> Program | None:
         recorder = self._kernels.record()
