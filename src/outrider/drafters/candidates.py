@@ -110,8 +110,10 @@ class Candidates:
         ranked = self._kernels.rank(logits, width + 1, *keys, self._ids_on(logits.device))
         scores, columns, masses = (found.tolist() for found in ranked)
         logs: list[list[float]] = []
-        if any(place.context.temperature for place in places):
-            logs = _log_chances(logits, ranked[1], keys[0]).tolist()
+        temperatures = [place.context.temperature for place in places]
+        if any(temperatures):
+            scale = None if all(temperature == 1.0 for temperature in temperatures) else keys[0]
+            logs = _log_chances(logits, ranked[1], scale).tolist()
         found = []
         for index, place in enumerate(places):
             doubt = 1.0 if trust is None else trust[index]
@@ -233,9 +235,12 @@ def _keys(rows: tuple[tuple[float, int, int, int], ...], device: torch.device) -
     )
 
 
-def _log_chances(logits: Tensor, columns: Tensor, temperatures: Tensor) -> Tensor:
-    """log q of some columns (A, K) of each row at its temperature (A,), of those at temperature 0 as at 1: (A, K)."""
-    if bool((temperatures != 1).any()):
+def _log_chances(logits: Tensor, columns: Tensor, temperatures: Tensor | None) -> Tensor:
+    """log q of some columns (A, K) of each row at its temperature (A,), of those at temperature 0 as at 1: (A, K).
+
+    temperatures: None where all are 1.
+    """
+    if temperatures is not None:
         logits = logits / torch.where(temperatures > 0, temperatures, 1.0)[:, None]
     return torch.log_softmax(logits, dim=1).gather(1, columns.clamp(min=0))
 

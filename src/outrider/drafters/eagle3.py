@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Needs, Workshop
 from outrider.drafters.grow import Scratch
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
-from outrider.models.batch import FlatBatch
+from outrider.models.batch import FlatBatch, LevelBatches
 from outrider.models.heads.eagle3 import Eagle3Head
 from outrider.models.heads.stage import Rows
 from outrider.models.heads.widen import open_artefact
@@ -49,6 +50,10 @@ class Eagle3(TapFed):
         )
         self.nbytes = self.head.nbytes
 
+    def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
+        super().place(target_pages, own_pages, block_size)
+        self._batches = LevelBatches(block_size)
+
     @torch.inference_mode()
     def write(self, batch: FlatBatch, taps: Tensor) -> Tensor | None:
         """See `TapFed.write`."""
@@ -59,7 +64,7 @@ class Eagle3(TapFed):
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         passes = [self.write(entries, taps) for entries, taps in self._feed.due(asks)]
         states = torch.cat([found for found in passes if found is not None])
-        scratch = Scratch(asks, self._block_size)
+        scratch = Scratch(asks, self._batches)
 
         def expand(level: Level) -> tuple[Tensor, None]:
             nonlocal states

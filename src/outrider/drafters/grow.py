@@ -11,7 +11,7 @@ from outrider.drafters.base import Ask, Commit
 from outrider.drafters.candidates import Candidates
 from outrider.drafters.trees import Level, Trees
 from outrider.kernels.base import Kernels
-from outrider.models.batch import BatchBuilder, FlatBatch
+from outrider.models.batch import BatchBuilder, FlatBatch, LevelBatches
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -22,26 +22,26 @@ MAX_ROWS = 512
 class Scratch:
     """Hands out the scratch slots of some asks while their trees grow: one a node that is run."""
 
-    def __init__(self, asks: Sequence[Ask], block_size: int) -> None:
-        self._block_size = block_size
-        self._paths: list[list[int]] = [[] for _ in asks]
-        self._used = {id(ask): 0 for ask in asks}
+    def __init__(self, asks: Sequence[Ask], batches: LevelBatches) -> None:
+        self._batches = batches
+        self._tables = [ask.table for ask in asks]
+        self._numbers = {id(ask): number for number, ask in enumerate(asks)}
+        self._used = [0] * len(asks)
+        self._paths: list[tuple[int, ...]] = [()] * len(asks)
 
     def batch(self, level: Level, device: torch.device) -> FlatBatch:
-        """A pass over the level's nodes, in their order; each sees its request's known tokens and its own path."""
-        builder = BatchBuilder(self._block_size)
-        previous = None
+        """A pass over the level's nodes, in their order; each sees its request's known tokens and its own path.
+
+        It holds until the next level's is asked for.
+        """
+        numbers = [self._numbers[id(ask)] for ask in level.asks]
+        known = [ask.request.num_tokens for ask in level.asks]
         paths = []
-        for ask, token, origin in zip(level.asks, level.tokens, level.origins, strict=True):
-            if ask is not previous:
-                builder.request(ask.table)
-                previous = ask
-            slot = ask.scratch[self._used[id(ask)]]
-            self._used[id(ask)] += 1
-            paths.append([*self._paths[origin], slot])
-            builder.node(token, ask.request.num_tokens, paths[-1])
+        for ask, number, origin in zip(level.asks, numbers, level.origins, strict=True):
+            paths.append((*self._paths[origin], ask.scratch[self._used[number]]))
+            self._used[number] += 1
         self._paths = paths
-        return builder.build(device)
+        return self._batches.batch(self._tables, numbers, level.tokens, known, paths, device)
 
 
 class Grower:
@@ -63,11 +63,12 @@ class Grower:
     ) -> None:
         self._run = run
         self._block_size = block_size
+        self._batches = LevelBatches(block_size)
         self._trees = Trees(Candidates(kernels, vocab_size, kept), acceptance)
 
     def grow(self, asks: Sequence[Ask], starts: Sequence[int], device: torch.device) -> list[DraftTree]:
         """One tree an ask. `starts`: the first known token of each request that this stack has no keys for."""
-        scratch = Scratch(asks, self._block_size)
+        scratch = Scratch(asks, self._batches)
         logits = self._catch_up(asks, starts, device)
         return self._trees.grow(asks, logits, lambda level: (self._run(scratch.batch(level, device)), None))
 

@@ -65,8 +65,13 @@ class Program(Protocol):
 
     def __len__(self) -> int: ...
 
-    def run(self, first: int, last: int, positions: Tensor, slots: Tensor, keys: KeyIndex) -> None:
-        """Run verbs `[first, last)` over the first T rows of their buffers; arguments as the verbs take them."""
+    def run(
+        self, first: int, last: int, positions: Tensor, slots: Tensor, keys: KeyIndex, tokens: Tensor | None = None
+    ) -> None:
+        """Run verbs `[first, last)` over the first T rows of their buffers; arguments as the verbs take them.
+
+        tokens: (T,) int64, where a lookup is among them.
+        """
 
 
 class Kernels(Protocol):

@@ -58,9 +58,8 @@ class NativeLinear:
         if out is None:
             out = torch.empty(tokens.shape[0], self.in_features)
         sizes = (_KINDS[self.kind], self.in_features, self.out_features, _stride(out))
-        self._kernels._emit(
-            _LOOKUP, tokens.shape[0], (self._packed, out), sizes, batch=make_batch(tokens.shape[0], tokens)
-        )
+        batch = make_batch(tokens.shape[0], tokens) if self._kernels._program is None else None
+        self._kernels._emit(_LOOKUP, tokens.shape[0], (self._packed, out), sizes, batch=batch)
         return out
 
     def rows(self, ids: Tensor) -> NativeLinear:

@@ -70,6 +70,8 @@ class NativeProgram:
         self._recorded: list[Op] = []
         self._tensors: list[Tensor] = []
         self._ops: ctypes.Array[Op] | None = None
+        self._operands: tuple[Tensor | KeyIndex | None, ...] = (None,) * 4
+        self._batch: Batch | None = None
 
     def __len__(self) -> int:
         return len(self._recorded)
@@ -79,10 +81,15 @@ class NativeProgram:
         self._tensors += tensors
         self._ops = None
 
-    def run(self, first: int, last: int, positions: Tensor, slots: Tensor, keys: KeyIndex) -> None:
+    def run(
+        self, first: int, last: int, positions: Tensor, slots: Tensor, keys: KeyIndex, tokens: Tensor | None = None
+    ) -> None:
         """Run operations `[first, last)` over the first T = `positions.shape[0]` rows of their buffers."""
         if self._ops is None:
             self._ops = (Op * len(self._recorded))(*self._recorded)
-        batch = make_batch(positions.shape[0], None, positions, slots, keys)
+        operands = (tokens, positions, slots, keys)
+        # The very tensors of the run before, refilled: its pointers hold.
+        if self._batch is None or any(a is not b for a, b in zip(operands, self._operands, strict=True)):
+            self._operands, self._batch = operands, make_batch(positions.shape[0], *operands)
         start = ctypes.byref(self._ops, first * ctypes.sizeof(Op))
-        run(self._library, start, last - first, batch, self._threads)
+        run(self._library, start, last - first, self._batch, self._threads)

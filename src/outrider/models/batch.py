@@ -14,6 +14,8 @@ from outrider.kernels.base import KeyIndex
 
 _NO_TAIL = (0,)
 """The tail of a row whose keys all lie in its table; it is not read."""
+MOST_SHAPES = 64
+"""Shapes of a level's batch whose tensors are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,28 +114,101 @@ class BatchBuilder:
 
     def build(self, device: torch.device) -> FlatBatch:
         """The tensors of the pass; rows of logits come in the order in which they were asked for."""
-        # One array for all that is int32: every tensor made, or sent to a device, costs more than what these rows hold.
         count, width, depth = len(self._tokens), _longest(self._tables), _longest(self._tails)
         numbers = [*self._positions, *self._slots, *self._request, *self._linear]
         numbers += [position + 1 for position in self._positions]
         numbers += _padded(self._tables, width)
         numbers += _padded(self._tails, depth)
-        sizes = [count] * 5 + [len(self._tables) * width, count * depth]
         whole = torch.from_numpy(np.array(numbers, dtype=np.int32)).to(device)
-        positions, slots, request, linear, length, tables, tails = whole.split(sizes)
-        keys = KeyIndex(
-            tables=tables.view(-1, width),
-            request=request,
-            linear=linear,
-            tails=tails.view(-1, depth),
-            length=length,
-            block_size=self.block_size,
-        )
         logit_rows = None
         if len(self._logit_rows) < len(self._tokens):
             logit_rows = torch.from_numpy(np.array(self._logit_rows, dtype=np.int64)).to(device)
         tokens = torch.from_numpy(np.array(self._tokens, dtype=np.int64)).to(device)
-        return FlatBatch(tokens, positions, slots, keys, logit_rows)
+        sizes = [count] * 5 + [len(self._tables) * width, count * depth]
+        return _batch(tokens, whole, sizes, len(self._tables), self.block_size, logit_rows)
+
+
+class LevelBatches:
+    """Flat batches of guesses for one level of draft trees after the other.
+
+    On a CPU a batch is the one given before with other numbers in its tensors, where the shape is the same: to make
+    them anew takes longer than a small drafter's layers. So a batch holds until the next one is asked for.
+
+    Args:
+        block_size: slots a block of every table.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._shapes: dict[tuple[int, int, int, int], _Shape] = {}
+
+    def batch(
+        self,
+        tables: Sequence[Sequence[int]],
+        request: Sequence[int],
+        tokens: Sequence[int],
+        linear: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        device: torch.device,
+    ) -> FlatBatch:
+        """Rows as `BatchBuilder.node` takes them, all with logits; row t is of the request with `tables[request[t]]`.
+
+        tables: the same object for all levels of the same trees.
+        """
+        rows, width, depth = len(tokens), _room(_longest(tables)), _room(_longest(paths))
+        key = (rows, len(tables), width, depth)
+        shape = self._shapes.get(key)
+        if shape is None:
+            if len(self._shapes) == MOST_SHAPES:
+                self._shapes.clear()
+            shape = self._shapes[key] = _Shape(rows, len(tables), width, depth, self._block_size)
+        if shape.tables is not tables:
+            shape.tables = tables
+            shape.numbers[5 * rows : -rows * depth] = [*_padded(tables, width)]
+        length = [known + len(path) for known, path in zip(linear, paths, strict=True)]
+        slots = [path[-1] for path in paths]
+        shape.numbers[: 5 * rows] = [*(end - 1 for end in length), *slots, *request, *linear, *length]
+        shape.numbers[-rows * depth :] = [*_padded(paths, depth)]
+        shape.tokens[:] = tokens
+        return shape.batch if device.type == "cpu" else shape.on(device)
+
+
+class _Shape:
+    """The arrays behind the batches of one shape: `rows` of `requests` with tables and tails of so many columns."""
+
+    def __init__(self, rows: int, requests: int, width: int, depth: int, block_size: int) -> None:
+        self._sizes = [rows] * 5 + [requests * width, rows * depth]
+        self._requests = requests
+        self._block_size = block_size
+        self.tables: Sequence[Sequence[int]] | None = None
+        self.numbers = np.zeros(sum(self._sizes), dtype=np.int32)
+        self.tokens = np.zeros(rows, dtype=np.int64)
+        self.batch = self.on(torch.device("cpu"))
+
+    def on(self, device: torch.device) -> FlatBatch:
+        tokens, whole = torch.from_numpy(self.tokens).to(device), torch.from_numpy(self.numbers).to(device)
+        return _batch(tokens, whole, self._sizes, self._requests, self._block_size)
+
+
+def _batch(
+    tokens: Tensor, whole: Tensor, sizes: list[int], requests: int, block_size: int, logit_rows: Tensor | None = None
+) -> FlatBatch:
+    """All that is int32 lies in one array: every tensor made, or sent to a device, costs more than what it holds."""
+    positions, slots, request, linear, length, tables, tails = whole.split(sizes)
+    keys = KeyIndex(
+        tables=tables.view(requests, -1),
+        request=request,
+        linear=linear,
+        tails=tails.view(sizes[0], -1),
+        length=length,
+        block_size=block_size,
+    )
+    return FlatBatch(tokens, positions, slots, keys, logit_rows)
+
+
+def _room(length: int) -> int:
+    """Columns for so many and some more to come."""
+    return max(8, 1 << (length - 1).bit_length())
 
 
 def _longest(rows: Sequence[Sequence[int]]) -> int:

@@ -16,25 +16,9 @@ from outrider.cache.pages import Pages, PageSpec
 from outrider.kernels.base import GatedLinear, Kernels, KeyIndex, Linear, Program
 from outrider.models.batch import FlatBatch
 from outrider.models.graph import PassGraphs, bucket
+from outrider.models.lean_layer import fill_layer, project
 from outrider.models.lean_spec import LeanSpec, fits, rotary_tables, spec_of
 from outrider.models.lean_weights import GgufWeights, ModuleWeights, Weights, in_words
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One decoder layer; a projection is several linears where a file mixes types."""
-
-    input_norm: Tensor
-    qkv: list[Linear]
-    o: list[Linear]
-    post_norm: Tensor
-    gate_up: list[Linear]
-    down: list[Linear]
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    cos: Tensor
-    sin: Tensor
-    window: int | None
 
 
 @dataclass(slots=True)
@@ -57,7 +41,7 @@ class _Buffers:
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """All layers over one stack of pages; layer i is verbs `marks[i]` to `marks[i + 1]`."""
+    """The lookup, all layers over one stack of pages and the last norm; layer i ends before verb `marks[i]`."""
 
     program: Program
     marks: list[int]
@@ -77,7 +61,7 @@ class LeanModel:
         self._tables = tables
         unrotated = (tables[0][:, :0], tables[1][:, :0])
         self._layers = [
-            _fill(spec, weights, i, tables if spec.rotary[i] else unrotated) for i in range(spec.num_layers)
+            fill_layer(spec, weights, i, tables if spec.rotary[i] else unrotated) for i in range(spec.num_layers)
         ]
         self._norm = weights.vector("model.norm")
         (self._embedding,) = weights.linears(["model.embed_tokens"])
@@ -89,6 +73,7 @@ class LeanModel:
         self._rounds = all(linear.input_dtype == torch.bfloat16 for linear in linears)
         # On a GPU the Python of a pass takes longer than its arithmetic.
         self.graphs = PassGraphs() if self._norm.device.type == "cuda" else None
+        self._records = kernels.record() is not None
         self._buffers = _Buffers()
         self._recordings: WeakKeyDictionary[Pages, _Recording] = WeakKeyDictionary()
 
@@ -147,8 +132,12 @@ class LeanModel:
         """
         depth, num_rows = self.spec.num_layers if num_layers is None else num_layers, tokens.shape[0]
         # A table is read there without a check; a GPU would have to be waited for.
-        assert positions.device.type != "cpu" or int(positions.max()) < self.spec.max_positions
+        assert positions.device.type != "cpu" or max(positions.tolist()) < self.spec.max_positions
         batch = FlatBatch(tokens, positions, slots, keys, logit_rows)
+        if self._records:
+            normed, tapped = self._replay(batch, pages, depth, taps)
+            normed = normed if logit_rows is None else normed[logit_rows]
+            return self._head(normed) if normed.shape[0] else normed.new_empty(0, self.spec.vocab_size), tapped
         size = bucket(num_rows)
         if self.graphs is None or size is None:
             x, tapped = self._through(batch, pages, depth, taps)
@@ -176,24 +165,41 @@ class LeanModel:
     def _through(
         self, batch: FlatBatch, pages: Pages, depth: int, taps: tuple[int, ...]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Through the first `depth` layers: (T, H), and what comes out of those in `taps`."""
-        num_rows, positions, slots, keys = batch.num_rows, batch.positions, batch.slots, batch.keys
-        buffers = self._room(num_rows)
-        x = self._embedding.lookup(batch.tokens, out=None if buffers.x is None else buffers.x[:num_rows])
+        """Through the first `depth` layers: (T, H), and what comes out of those in `taps`.
+
+        Buffers are made anew for each pass, as a graph keeps what it was taken over.
+        """
+        positions, slots, keys = batch.positions, batch.slots, batch.keys
+        buffers = self._fresh(batch.num_rows) if self._rounds else _Buffers()
+        x = self._embedding.lookup(batch.tokens, out=buffers.x)
+        tapped: dict[int, Tensor] = {}
+        for i in range(depth):
+            x = self._layer(i, x, buffers, positions, slots, keys, pages)
+            if i in taps:
+                tapped[i] = x.clone()
+        return x, tapped
+
+    def _replay(
+        self, batch: FlatBatch, pages: Pages, depth: int, taps: tuple[int, ...]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """As `_through`, and normed, in one native call where nothing is tapped."""
+        operands = (batch.positions, batch.slots, batch.keys, batch.tokens)
+        buffers = self._room(batch.num_rows)
+        assert buffers.x is not None
+        assert buffers.normed is not None
         recording = self._recording(pages, buffers)
+        program, marks = recording.program, recording.marks
         tapped: dict[int, Tensor] = {}
         start = 0
-        for stop in sorted({depth, *(layer + 1 for layer in taps)}):
-            if recording is None:
-                for i in range(start, stop):
-                    x = self._layer(i, x, buffers, positions, slots, keys, pages)
-            else:
-                marks = recording.marks
-                recording.program.run(marks[start], marks[stop], positions, slots, keys)
-            if stop - 1 in taps:
-                tapped[stop - 1] = x.clone()
-            start = stop
-        return x, tapped
+        for layer in sorted(taps):
+            program.run(start, marks[layer], *operands)
+            start = marks[layer]
+            tapped[layer] = buffers.x[: batch.num_rows].clone()
+        if depth < len(marks):
+            program.run(start, marks[depth - 1], *operands)
+            start = marks[-1]
+        program.run(start, len(program), *operands)
+        return buffers.normed[: batch.num_rows], tapped
 
     def _layer(
         self, i: int, x: Tensor, out: _Buffers, positions: Tensor, slots: Tensor, keys: KeyIndex, pages: Pages
@@ -202,7 +208,7 @@ class LeanModel:
         layer, spec, kernels = self._layers[i], self.spec, self.kernels
         k_pages, v_pages = pages.keys[i], pages.values[i]
         normed = kernels.rms_norm(x, layer.input_norm, spec.eps, out=out.normed)
-        qkv = _project(layer.qkv, normed, out=out.qkv)
+        qkv = project(layer.qkv, normed, out=out.qkv)
         q = kernels.rotate_and_write(
             qkv,
             layer.cos,
@@ -218,24 +224,19 @@ class LeanModel:
             out=out.q,
         )
         mixed = kernels.attention(q, k_pages, v_pages, keys, spec.head_dim**-0.5, layer.window, out=out.mixed)
-        x = _project(layer.o, mixed.flatten(1), residual=x, out=out.x)
+        x = project(layer.o, mixed.flatten(1), residual=x, out=out.x)
         normed = kernels.rms_norm(x, layer.post_norm, spec.eps, out=out.normed)
         if isinstance(layer.gate_up[0], GatedLinear) and len(layer.gate_up) == 1:
             gated = layer.gate_up[0].gated(normed, spec.activation, out=out.gated)
         else:
             gate = kernels.silu_mul if spec.activation == "silu" else kernels.gelu_mul
-            gated = gate(_project(layer.gate_up, normed, out=out.gate_up), out=out.gated)
-        return _project(layer.down, gated, residual=x, out=out.x)
+            gated = gate(project(layer.gate_up, normed, out=out.gate_up), out=out.gated)
+        return project(layer.down, gated, residual=x, out=out.x)
 
     def _room(self, num_rows: int) -> _Buffers:
-        """Buffers for at least so many rows; recordings over smaller ones are dropped.
-
-        Where every verb runs at once they are made anew for each pass, as a graph keeps what it was taken over.
-        """
+        """Buffers for at least so many rows; recordings over smaller ones are dropped."""
         if self._buffers.capacity >= num_rows:
             return self._buffers
-        if self.kernels.record() is None:
-            return self._fresh(num_rows) if self._rounds else _Buffers()
         spec = self.spec
         capacity = max(16, 1 << (num_rows - 1).bit_length())
         heads, width = spec.num_heads, spec.num_heads + 2 * spec.num_kv_heads
@@ -262,53 +263,23 @@ class LeanModel:
     def _rounded(self, x: Tensor) -> Tensor | None:
         return torch.empty_like(x, dtype=torch.bfloat16) if self._rounds else None
 
-    def _recording(self, pages: Pages, buffers: _Buffers) -> _Recording | None:
-        """The layers recorded over `pages`; None where the kernels run every verb at once."""
-        if not buffers.capacity or buffers.x is None:
-            return None
+    def _recording(self, pages: Pages, buffers: _Buffers) -> _Recording:
+        """All of a pass over `pages` but the head."""
         found = self._recordings.get(pages)
         if found is not None:
             return found
+        assert buffers.x is not None
         recorder = self.kernels.record()
         assert recorder is not None
         # Which rows run, and where their keys lie, is said at each run: these stand in for them.
         blank = torch.zeros(buffers.capacity, dtype=torch.int32)
         index = KeyIndex(blank[:, None], blank, blank, blank[:, None], blank, 1)
-        marks = [0]
+        marks = []
         with recorder as program:
+            self._embedding.lookup(blank, out=buffers.x)
             for i in range(len(pages.keys)):
                 self._layer(i, buffers.x, buffers, blank, blank, index, pages)
                 marks.append(len(program))
+            self.kernels.rms_norm(buffers.x, self._norm, self.spec.eps, out=buffers.normed)
         self._recordings[pages] = _Recording(program, marks)
         return self._recordings[pages]
-
-
-def _fill(spec: LeanSpec, weights: Weights, i: int, tables: tuple[Tensor, Tensor]) -> _Layer:
-    name = f"model.layers.{i}"
-    return _Layer(
-        input_norm=weights.vector(f"{name}.input_layernorm"),
-        qkv=weights.linears([f"{name}.self_attn.{part}_proj" for part in "qkv"]),
-        o=weights.linears([f"{name}.self_attn.o_proj"]),
-        post_norm=weights.vector(f"{name}.post_attention_layernorm"),
-        gate_up=weights.linears([f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"]),
-        down=weights.linears([f"{name}.mlp.down_proj"]),
-        q_norm=weights.vector(f"{name}.self_attn.q_norm") if spec.qk_norm else None,
-        k_norm=weights.vector(f"{name}.self_attn.k_norm") if spec.qk_norm else None,
-        cos=tables[0],
-        sin=tables[1],
-        window=spec.windows[i],
-    )
-
-
-def _project(parts: list[Linear], x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """The linears side by side, as if they were one."""
-    if len(parts) == 1:
-        return parts[0](x, residual, out)
-    assert residual is None
-    if out is None:
-        return torch.cat([part(x) for part in parts], dim=1)
-    start = 0
-    for part in parts:
-        part(x, out=out[:, start : start + part.out_features])
-        start += part.out_features
-    return out

@@ -62,7 +62,7 @@ class TrimmedModel:
 
     def logits(self, batch: FlatBatch, pages: Pages) -> Tensor:
         """One pass over target tokens -> logits (M, V_d) float32 over the kept ids."""
-        tokens = self._rows[batch.tokens]
+        tokens = self._rows.index_select(0, batch.tokens)
         logits, _ = self._model.forward(tokens, batch.positions, batch.slots, batch.keys, pages, batch.logit_rows)
         return logits[:, : self.kept_ids.shape[0]]
 
