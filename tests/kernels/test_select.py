@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -19,7 +21,9 @@ def no_compiler(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_every_kernel_keeps_the_contract(kernels):
+def test_every_kernel_keeps_the_contract(kernels, monkeypatch):
+    if kernels.name == "triton":  # its interpreter takes its time, and has one tile for all widths anyway
+        monkeypatch.setattr(sys.modules["outrider.kernels.self_test"], "WIDTHS", (2, 5, 17))
     outcomes = self_test(kernels)
     assert {outcome.kernel for outcome in outcomes} >= {"linear q4", "linear float32", "attention bfloat16", "draw"}
     assert [outcome for outcome in outcomes if not outcome.passed] == []

@@ -9,7 +9,7 @@ from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex, Linear
 from outrider.kernels.plain import GROUP, PlainKernels
 from outrider.kernels.tree import PageTable, Trees, Walks
-from outrider.kernels.triton.attention import attend
+from outrider.kernels.triton.attention import LEAST_TILE, attend, tiles_differ
 from outrider.kernels.triton.draw import draw
 from outrider.kernels.triton.launch import can_overlap
 from outrider.kernels.triton.linear import ONE_TILE, Tile, TritonLinear, differing_tiles
@@ -26,7 +26,7 @@ class TritonKernels(PlainKernels):
 
     Attributes:
         fixed_width: None, as a row's arithmetic is one fixed sequence; what loads them may set it otherwise.
-        tile: of all linears, or None where each call takes its fastest.
+        tile: of all linears, or None where each call takes its fastest. queries: likewise of attention's tiles.
         overlap: kernels may be set up while their predecessor runs.
     """
 
@@ -36,16 +36,21 @@ class TritonKernels(PlainKernels):
         """overlap: None where the device can."""
         super().__init__(device)
         self.tile = tile
+        self.queries: int | None = None
         self.overlap = can_overlap(device) if overlap is None else overlap
         self.wide = COMPARED if device.type == "cuda" else ()
 
     def keep_one_tile(self) -> str | None:
         """Where tiles differ in any bit on this device, take one of them for every call to come -> why, or None."""
+        notes = []
         differing = differing_tiles(self.device, self.overlap)
-        if not differing:
-            return None
-        self.tile = ONE_TILE
-        return f"linears run by one tile, slower: on this device {len(differing)} tiles differ in their bits"
+        if differing:
+            self.tile = ONE_TILE
+            notes.append(f"linears run by one tile, slower: on this device {len(differing)} tiles differ in their bits")
+        if tiles_differ(self.device, self.overlap):
+            self.queries = LEAST_TILE
+            notes.append("attention runs by one tile, slower: on this device tiles differ in their bits")
+        return "; ".join(notes) or None
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> TritonLinear:
         """(N, K) float32 or bfloat16 -> Linear of the same kind; the weights are kept, not copied."""
@@ -108,7 +113,7 @@ class TritonKernels(PlainKernels):
         out: Tensor | None = None,
     ) -> Tensor:
         """See `Kernels.attention`."""
-        return attend(q, k_pages, v_pages, keys, scale, window, softcap, sinks, out, overlap=self.overlap)
+        return attend(q, k_pages, v_pages, keys, scale, window, softcap, sinks, out, self.queries, self.overlap)
 
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
         """See `Kernels.draw`."""

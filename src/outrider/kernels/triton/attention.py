@@ -92,6 +92,25 @@ def attend(
     return out
 
 
+def tiles_differ(device: torch.device, overlap: bool = False) -> bool:
+    """Whether rows that share a tile get other bits here than by tiles of a row or two, as they never did where tried.
+
+    The rows of one request's prompt, over keys that lie in order.
+    """
+    num_rows, dim, num_keys = 48, 128, 448
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, heads, dim, generator=generator) for n, heads in ((num_rows, 4), *((num_keys, 1),) * 2))
+    positions = torch.arange(num_keys - num_rows, num_keys, dtype=torch.int32)
+    table = torch.arange(num_keys // 16, dtype=torch.int32)[None]
+    zeros, length, table = (part.to(device) for part in (torch.zeros_like(positions), positions + 1, table))
+    keys = KeyIndex(table, zeros, length, zeros[:, None].contiguous(), length, 16)
+    q, k, v = q.to(device), k.bfloat16().to(device), v.bfloat16().to(device)
+    wide, narrow = (
+        attend(q, k, v, keys, 0.1, None, None, None, None, tile, overlap) for tile in (WIDE_TILE, LEAST_TILE)
+    )
+    return not torch.equal(wide, narrow)
+
+
 def part_keys(dim: int, dtype: torch.dtype) -> int:
     """Positions of a part: a function of the head's size and of what pages hold."""
     most = MOST_FLOATS if dtype == torch.float32 else MOST_NUMBERS
