@@ -49,8 +49,8 @@ TILES: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
 was measured on the way; `tune` measures for those who write it."""
 ONE_TILE = Tile(64, 64, 128, 4, 4)
 """For every call on a device where tiles differ in their bits."""
-FLOAT_TILES = ((64, Tile(32, 16, 32, 4, 2)), (1 << 62, Tile(64, 64, 32, 8, 2)))
-"""Of float32 weights, which no tensor core multiplies exactly; by most rows of a call."""
+FLOAT_TILE = Tile(32, 32, 32, 4, 3)
+"""Of float32 weights, which no tensor core multiplies exactly, for any number of rows."""
 PLAIN_TILE = Tile(64, 16, 128, 4, 1)
 """The interpreter's on a CPU: it multiplies by NumPy, whose sums do depend on the size of a tile."""
 
@@ -70,7 +70,8 @@ class TritonLinear:
     """Weights (N, K) row by row; see `Linear`. Inputs are rounded to bfloat16 where the weights are no float32.
 
     Attributes:
-        input_dtype: what inputs are rounded to. tile: the one that serves whatever the number of rows, or None.
+        input_dtype: what inputs are rounded to. tile: the one that serves any number of rows (of weights that
+            are no float32), or None.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class TritonLinear:
         num_rows = x.shape[0]
         out = torch.empty(num_rows, self.out_features, device=x.device) if out is None else out
         if num_rows:
-            self.run(x.to(self.input_dtype), residual, out, self.tile or self._choose(num_rows, x.device))
+            self.run(x.to(self.input_dtype), residual, out, self._choose(num_rows, x.device))
         return out
 
     def gated(self, x: Tensor, activation: str, out: Tensor | None = None) -> Tensor:
@@ -106,8 +107,7 @@ class TritonLinear:
         num_rows = x.shape[0]
         out = torch.empty(num_rows, self.out_features // 2, device=x.device) if out is None else out
         if num_rows:
-            tile = self.tile or self._choose(num_rows, x.device)
-            self.run(x.to(self.input_dtype), None, out, tile, activation)
+            self.run(x.to(self.input_dtype), None, out, self._choose(num_rows, x.device), activation)
         return out
 
     def run(self, x: Tensor, residual: Tensor | None, out: Tensor, tile: Tile, activation: str | None = None) -> None:
@@ -151,9 +151,7 @@ class TritonLinear:
     def _choose(self, num_rows: int, device: torch.device) -> Tile:
         if device.type == "cpu":
             return PLAIN_TILE
-        if self.kind == "float32":
-            return next(tile for most, tile in FLOAT_TILES if num_rows <= most)
-        return choose(num_rows, self.out_features)
+        return FLOAT_TILE if self.kind == "float32" else self.tile or choose(num_rows, self.out_features)
 
     def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32."""
