@@ -12,10 +12,10 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.cli import main
 from outrider.errors import CapacityError, ConfigError
-from outrider.measure import passes, peers
+from outrider.measure import passes, peers, vllm_peer
 from outrider.measure.bandwidth import measure_bandwidth
 from outrider.measure.cycle import Cycle, Decoding, TimedEngine, answer
-from outrider.measure.gpu_report import Reporter, Scope
+from outrider.measure.gpu_report import LAWS, Reporter, Scope
 from outrider.measure.passes import measure_passes, streamed_bytes
 from outrider.measure.report_page import markdown, plot
 from outrider.measure.synthetic import NOT_VALID, measure_synthetic
@@ -64,7 +64,7 @@ def test_a_report_holds_every_part(report):
     assert report["device"] == "CPU"
     assert report["limit"]["bytes_per_second"] > 0
     assert [(p["requests"], p["rows"]) for p in report["passes"]] == [(1, 1), (1, 3), (1, 40), (2, 1), (4, 1)]
-    assert {(r["temperature"], r["together"]) for r in report["plain"]} == {(0, 1), (0, 2), (1, 1), (1, 2)}
+    assert {(r["law"], r["together"]) for r in report["plain"]} == {(law, count) for law in LAWS for count in (1, 2)}
     for row in report["plain"]:
         assert row["cycle"] == pytest.approx(row["target"] + row["draft"] + row["rest"])
         assert row["tau"] == 1
@@ -75,8 +75,8 @@ def test_a_report_holds_every_part(report):
 def test_speculative_rows_say_the_same_texts_and_synthetic_ones_say_they_are_not_valid(report):
     rows = [row for row in report["speculative"] if "error" not in row]
     true, invented = [r for r in rows if not r["synthetic"]], [r for r in rows if r["synthetic"]]
-    assert [r["drafter"] for r in true] == ["ngram"] * 4 + ["eagle3"] * 4
-    assert [r["differing_texts"] for r in true] == [0] * 8
+    assert [r["drafter"] for r in true] == ["ngram"] * 6 + ["eagle3"] * 6
+    assert [r["differing_texts"] for r in true] == [0] * 12
     assert [(r["drafter"], r["together"], r["synthetic"]) for r in invented] == [
         ("eagle3", 1, NOT_VALID),
         ("eagle3", 2, NOT_VALID),
@@ -95,7 +95,7 @@ def test_a_drafter_that_cannot_be_built_is_told_of_in_its_row(report):
 def test_the_report_tells_that_it_is_a_twin_and_how_like_its_original(report):
     twin = report["twin"]
     assert twin["plan"] == "2x"
-    assert (twin["texts"], twin["differing"], twin["tokens_alike"]) == (6, 0, 1.0)
+    assert (twin["texts"], twin["differing"], twin["tokens_alike"]) == (9, 0, 1.0)
     assert "widened" in report["resolved"]["model"]
 
 
@@ -208,18 +208,24 @@ def test_the_read_kernel_reads_everything():
 def test_a_twin_that_says_something_else_is_found_out(folder, tmp_path):
     make_module("llama", num_hidden_layers=2).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    found = compare(lambda: opened(folder), lambda: opened(str(tmp_path), widen="2x"), PROMPTS, (0.0,), 8)
+    greedy = SamplingParams(max_tokens=8, ignore_eos=True)
+    found = compare(lambda: opened(folder), lambda: opened(str(tmp_path), widen="2x"), PROMPTS, [greedy])
     assert found.differing == len(PROMPTS)
     assert found.tokens_alike < 0.5
     assert len(found.margins) == len(PROMPTS)
+
+
+def work(tau: float | None) -> vllm_peer.VllmWork:
+    return vllm_peer.VllmWork(make_module("llama").config, PROMPTS, 4, tau, 3, {})
 
 
 def test_a_peer_that_fails_or_is_not_there_is_told_of(monkeypatch):
     module = make_module("llama")
     monkeypatch.setattr(module, "generate", lambda **given: 1 / 0)
     assert [peer.error for peer in peers.transformers_peers(module, PROMPTS, 4, str)] == ["division by zero"] * 3
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    assert peers.vllm_peer("vLLM", {}, PROMPTS, 4, 1, None, None, 0.5).error == "vLLM is not installed here"
+    monkeypatch.setattr(vllm_peer.importlib.util, "find_spec", lambda name: None)
+    (found,) = vllm_peer.vllm_peers(work(2.5), (1, 8), torch.device("cpu"), str)
+    assert found.error == "vLLM is not installed here"
 
 
 @pytest.mark.parametrize(
@@ -229,7 +235,8 @@ def test_a_peer_that_fails_or_is_not_there_is_told_of(monkeypatch):
          "        raise ValueError('no GPU')\n", "ValueError: no GPU"),
         ("class Out:\n    def __init__(self, n):\n        self.outputs = [type('O', (), {'token_ids': [0] * n})]\n"
          "class SamplingParams:\n    def __init__(self, **k): self.n = k['max_tokens']\n"
-         "class LLM:\n    def __init__(self, **k): assert k['speculative_config']['model'].endswith('draft')\n"
+         "class LLM:\n    def __init__(self, **k):\n"
+         "        assert k.get('speculative_config', k)['model'][-5:] in ('/head', 'model')\n"
          "    def generate(self, given, asked, use_tqdm): return [Out(asked.n) for _ in given]\n", None),
     ],
 )  # fmt: skip
@@ -237,6 +244,7 @@ def test_vllm_runs_in_a_process_of_its_own(tmp_path, monkeypatch, body, error):
     (tmp_path / "vllm.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(peers.__file__).parents[2]}")
-    found = peers.vllm_peer("vLLM", {}, PROMPTS, 4, 2, {"method": "eagle3"}, {"draft": 1}, 0.5)
-    assert found.error == error
-    assert found.tokens == (0 if error else 4 * len(PROMPTS))
+    found = list(vllm_peer.vllm_peers(work(2.5), (2,), torch.device("cpu"), str))
+    assert [peer.error for peer in found] == [error] * 2
+    assert [peer.tokens for peer in found] == [0 if error else 4 * len(PROMPTS)] * 2
+    assert ["not valid" in peer.name for peer in found] == [False, True]

@@ -16,6 +16,7 @@ from outrider.cli.session import fetch_if_missing
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.measure.prompts import load_prompts
+from outrider.registry import unknown
 
 DRAFTERS = "ngram,small_model,eagle3"
 """One that needs nothing, a model of its own, and a head."""
@@ -29,8 +30,9 @@ def report(
     out: Annotated[str, typer.Option(metavar="FOLDER", help="Where report.json, report.md and report.png go.")],
     prompts: PromptFiles = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="At most this many prompts.")] = None,
-    temperature: Annotated[
-        list[float] | None, typer.Option(metavar="X", help="May be repeated; 0 and 1 if left out.")
+    law: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help='May be repeated: "T=0", "T=1", "T=1, top-p, penalties"; all if left out.'),
     ] = None,
     together: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Prompts at once; may be repeated; 1 if left out.")
@@ -42,6 +44,7 @@ def report(
         typer.Option(metavar="X", min=0, help="Mean of runs with synthetic acceptance (output not valid); 0: none."),
     ] = 4.0,
     levels: Annotated[int, typer.Option(metavar="N", min=1, help="Levels of those runs' trees.")] = 5,
+    siblings: Annotated[int, typer.Option(metavar="N", min=1, help="Most children of a node of those trees.")] = 1,
     peers: Annotated[bool, typer.Option(help="Also run Transformers, and vLLM where it is installed.")] = True,
     vllm: Annotated[
         str, typer.Option(metavar="JSON", help="More keywords for vLLM's LLM, such as its attention_backend.")
@@ -53,7 +56,7 @@ def report(
     `--drafter` takes several, joined by commas. With `--widen 8b` the model is a widened twin: a real model's behaviour
     at an 8B's price.
     """
-    from outrider.measure.gpu_report import Reporter, Scope
+    from outrider.measure.gpu_report import LAWS, Reporter, Scope
     from outrider.measure.report_page import markdown, plot
 
     names = [name.strip() for name in settings.engine.get("drafter", DRAFTERS).split(",")]
@@ -63,6 +66,9 @@ def report(
         raise ConfigError(f"{fixed[0]} cannot be set for a report, which sets it itself: leave it out")
     for name in names:
         EngineConfig.of(model=model, **_settings(settings.engine, {"drafter": name}))
+    problem = unknown("law", law or (), list(LAWS))
+    if problem:
+        raise ConfigError(problem)
     try:
         options = dict(json.loads(vllm))
     except (ValueError, TypeError) as error:
@@ -75,28 +81,30 @@ def report(
     def open_llm(own: Mapping[str, Any]) -> Any:
         return LLM(model, **_settings(settings.engine, own))
 
+    def save(found: Mapping[str, Any]) -> None:
+        (folder / "report.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+        (folder / "report.md").write_text(markdown(found))
+
     with notes().status("measuring") as status:
         scope = Scope(
             drafters=names,
             prompts=[prompt.content for prompt in asked],
-            temperatures=temperature or (0.0, 1.0),
+            laws=law or tuple(LAWS),
             together=together or (1,),
             max_tokens=max_tokens,
             context=context,
             tau=tau or None,
             depth=levels,
+            width=siblings,
             peers=peers,
             vllm=options,
         )
-        found = Reporter(open_llm, scope, status.update).run()
-    page = markdown(found)
-    (folder / "report.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
-    (folder / "report.md").write_text(page)
+        found = Reporter(open_llm, scope, status.update, save).run()
     plot(found, folder / "report.png")
     if as_json:
         print_json(found)
     else:
-        write(page)
+        write(markdown(found))
 
 
 def _settings(engine: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def _decoding(report: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", "## Plain decoding", "")
     rows = [
         (
-            f"{r['temperature']:g}",
+            r["law"],
             r["together"],
             f"{r['tokens_per_second']:,.1f}",
             *_cycle(r),
@@ -66,7 +66,7 @@ def _decoding(report: Mapping[str, Any]) -> Iterator[str]:
         )
         for r in report["plain"]
     ]
-    yield from _table(("T", "at once", "tok/s", "cycle ms", *PARTS, "of the limit"), rows)
+    yield from _table(("law", "at once", "tok/s", "cycle ms", *PARTS, "of the limit"), rows)
 
 
 def _speculative(report: Mapping[str, Any]) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _speculative(report: Mapping[str, Any]) -> Iterator[str]:
         "The bound is tau x t_plain / (t_verify + t_draft + t_rest), t_verify being that of passes alone.",
         "",
     )
-    columns = ("drafter", "T", "at once", "tau", "tok/s", "x plain", "of bound", "cycle ms", *PARTS, "level", "texts")
+    columns = ("drafter", "law", "at once", "tau", "tok/s", "x plain", "of bound", "cycle ms", *PARTS, "level", "texts")
     yield from _table(columns, [_row(r) for r in found if "error" not in r])
     yield from (f"- {r['drafter']}: {r['error']}" for r in found if "error" in r)
 
@@ -91,7 +91,7 @@ def _row(r: Mapping[str, Any]) -> Sequence[str]:
     name = f"{r['drafter']}, {r['synthetic']}" if r["synthetic"] else r["drafter"]
     ratio = [_number(r["ratio"]), _share(r["share_of_bound"])]
     speed = [f"{r['tau']:.2f}", f"{r['tokens_per_second']:,.1f}", *ratio]
-    return [name, f"{r['temperature']:g}", str(r["together"]), *speed, *_cycle(r), level, texts]
+    return [name, r["law"], str(r["together"]), *speed, *_cycle(r), level, texts]
 
 
 def _peers(report: Mapping[str, Any]) -> Iterator[str]:
@@ -119,7 +119,7 @@ def plot(report: Mapping[str, Any], path: Path) -> bool:
     left.set(xscale="log", xlabel="rows", ylabel="ms a pass", ylim=(0, None), title=f"context {report['context']:,}")
     left.legend()
     rows = [*report["plain"], *(r for r in report["speculative"] if "error" not in r)]
-    names = [f"{r['drafter']}{'*' if r['synthetic'] else ''} T={r['temperature']:g} x{r['together']}" for r in rows]
+    names = [f"{r['drafter']}{'*' if r['synthetic'] else ''}, {r['law']}, {r['together']} at once" for r in rows]
     start = [0.0] * len(rows)
     for part in PARTS:
         width = [1e3 * r[part] for r in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.request import SamplingParams
@@ -36,17 +36,11 @@ def compare(
     open_original: Callable[[], Any],
     open_twin: Callable[[], Any],
     prompts: Sequence[tuple[int, ...]],
-    temperatures: Sequence[float],
-    max_tokens: int,
+    laws: Sequence[SamplingParams],
 ) -> Likeness:
-    """Let both answer the same prompts (token ids) with the same seeds, one after the other in memory."""
+    """Let both answer the same prompts (token ids) under each law with the same seeds; only one is held at a time."""
     asked = [
-        (
-            prompt,
-            SamplingParams(max_tokens=max_tokens, temperature=heat, seed=number, logprobs=OPTIONS, ignore_eos=True),
-        )
-        for heat in temperatures
-        for number, prompt in enumerate(prompts)
+        (prompt, replace(law, seed=number, logprobs=OPTIONS)) for law in laws for number, prompt in enumerate(prompts)
     ]
     said = []
     for opened in (open_original, open_twin):
