@@ -126,3 +126,9 @@ def test_a_card_is_filled_and_no_more():
             assert 128 <= programs <= 1024 + 8 * (tiles + num_rows), (context, num_rows)
     assert attention.choose(1, 4, 8, 16, True).unit == 1
     assert attention.choose(64, 4, 8, 512, True).unit == attention.PARTS
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-7])
+def test_a_device_whose_tiles_differ_is_found_out(monkeypatch, error):
+    monkeypatch.setattr(attention, "attend", lambda q, *rest: q + error * (rest[-2] == attention.WIDE_TILE))
+    assert attention.tiles_differ(torch.device("cpu")) == bool(error)

@@ -12,7 +12,7 @@ among threads depends on the tile and that of a product does not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -77,18 +77,25 @@ def attend(
     for tensor in (q, out, k_pages, v_pages):
         assert tensor.is_contiguous()
     num_rows, num_heads, dim = q.shape
+    kv_heads = k_pages.shape[1]
+    # NumPy's products depend on the tile, so that the interpreter has but one; and it has nothing to fill.
+    is_interpreted = q.device.type == "cpu"
+    is_wide = tile == WIDE_TILE or not (tile or is_interpreted or k_pages.dtype == torch.float32)
     part = part_keys(dim, k_pages.dtype)
     # No row is longer than what its table holds and a tail behind it.
     num_parts = triton.cdiv(keys.tables.shape[1] * keys.block_size + keys.tails.shape[1], part)
-    by_row = 4 * num_heads * (dim + 2) * num_parts
+    sizes = num_heads // kv_heads, kv_heads, num_parts, is_wide, 1 if is_interpreted else PROGRAMS
+    unit = choose(num_rows, *sizes).unit
+    by_row = 4 * num_heads * (dim + 2) * triton.cdiv(num_parts, unit)
     step = max(WIDE_TILE, WORKSPACE // by_row // WIDE_TILE * WIDE_TILE)
+    split = choose(min(num_rows, step), *sizes, unit)
+    numbers = scale, window, softcap, sinks
     for first in range(0, num_rows, step):
-        rows = slice(first, first + step)
-        index = KeyIndex(
-            keys.tables, keys.request[rows], keys.linear[rows], keys.tails[rows], keys.length[rows], keys.block_size
-        )
-        numbers = scale, window, softcap, sinks
-        _attend_slice(q[rows], k_pages, v_pages, index, numbers, out[rows], part, num_parts, tile, overlap)
+        rows, index = slice(first, first + step), keys
+        if num_rows > step:
+            names = ("request", "linear", "tails", "length")
+            index = replace(keys, **{name: getattr(keys, name)[rows] for name in names})
+        _attend_slice(q[rows], k_pages, v_pages, index, numbers, out[rows], part, num_parts, split, overlap)
     return out
 
 
@@ -117,18 +124,28 @@ def part_keys(dim: int, dtype: torch.dtype) -> int:
     return min(MOST_KEYS, max(LEAST_KEYS, most // _padded(dim)))
 
 
-def choose(num_rows: int, group: int, kv_heads: int, num_parts: int, is_wide: bool, programs: int = PROGRAMS) -> Split:
+def choose(
+    num_rows: int,
+    group: int,
+    kv_heads: int,
+    num_parts: int,
+    is_wide: bool,
+    programs: int = PROGRAMS,
+    unit: int | None = None,
+) -> Split:
     """The split of a call of `num_rows` rows over at most `num_parts` parts.
 
     Args:
         is_wide: whether many rows may share a tile of the larger size.
         programs: how many fill the machine.
+        unit: what was chosen already.
     """
     padded = triton.next_power_of_2(group)
     tile = WIDE_TILE if is_wide else LEAST_TILE
     num_tiles = triton.cdiv(num_rows, max(1, tile // padded)) if num_rows > 1 and padded < tile else 0
     num_chunks = triton.cdiv(num_parts, PARTS)
-    unit = PARTS if max(1, num_tiles) * kv_heads * num_chunks >= CHUNKED_PROGRAMS else 1
+    if unit is None:
+        unit = PARTS if max(1, num_tiles) * kv_heads * num_chunks >= CHUNKED_PROGRAMS else 1
     num_units = triton.cdiv(num_parts, unit)
     return Split(
         tile,
@@ -151,7 +168,7 @@ def _attend_slice(
     out: Tensor,
     part: int,
     num_parts: int,
-    tile: int | None,
+    split: Split,
     overlap: bool,
 ) -> None:
     """Two launches: the parts of all rows, and their merge."""
@@ -159,10 +176,7 @@ def _attend_slice(
     num_rows, num_heads, dim = q.shape
     kv_heads = k_pages.shape[1]
     group = num_heads // kv_heads
-    is_exact = k_pages.dtype == torch.float32
-    is_interpreted = q.device.type == "cpu"  # NumPy's products depend on the tile, so that there is one
-    is_wide = tile == WIDE_TILE or not (tile or is_exact or is_interpreted)
-    split = choose(num_rows, group, kv_heads, num_parts, is_wide, 1 if is_interpreted else PROGRAMS)
+    is_exact, is_interpreted = k_pages.dtype == torch.float32, q.device.type == "cpu"
     num_units = triton.cdiv(num_parts, split.unit)
     values = torch.empty(num_rows, num_heads, num_units, dim, device=q.device)
     stats = torch.empty(2, num_rows, num_heads, num_units, device=q.device)
