@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels import select
+from outrider.measure.divergence import divergence
 from outrider.models import shapes, widen
 from outrider.models.heads.files import describe_target
 from outrider.models.heads.widen import widened
@@ -81,6 +82,13 @@ def test_load_holds_a_twin_to_its_originals_own_logits(folder):
     assert (target.hidden_size, target.num_layers, target.vocab_size) == (64, 5, 2 * VOCAB)
     assert "widened to 2x" in llm.resolved.model
     assert any("twin" in note for note in llm.resolved.notes)
+
+
+def test_the_law_of_a_twin_is_its_originals():
+    module = make_module("llama")
+    found = divergence(twin(module), make_target(module), [(5, 6, 7, 8, 9), tuple(range(20, 50))])
+    assert found.positions == 35
+    assert found.max_kl < 1e-8
 
 
 def test_added_words_have_no_chance_and_added_weights_are_there():

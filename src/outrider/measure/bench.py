@@ -117,10 +117,13 @@ def transformers_generate(llm: Any, dtype: str, raw: bool = False) -> Contender:
     from transformers import AutoModelForCausalLM
 
     from outrider.models.loader import locate
+    from outrider.models.twin import twin_module, widening_of
 
     folder, extra = locate(llm.config.model).reference()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **extra)
     model.to(llm.engine.target.device).eval()
+    if llm.config.widen is not None:
+        model = twin_module(model, widening_of(model, llm.config.widen))
     ends = sorted(llm.engine.target.eos_ids)
 
     def run(prompt: Prompt, max_tokens: int) -> Run:
