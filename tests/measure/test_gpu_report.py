@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from outrider.measure.twin import compare
 from tests import artefacts
 from tests.models.tiny import make_module, make_target, make_tokenizer
 
+ROOT = Path(__file__).parents[2]
 PROMPTS = [(5, 6, 7), (9, 8, 7, 6, 5), tuple(range(10, 30))]
 SCOPE = Scope(
     drafters=("ngram", "eagle3", "medusa"),
@@ -203,6 +207,23 @@ def test_the_read_kernel_reads_everything():
     read(torch.arange(10_000, dtype=torch.int32), out, 512, 8, 4)
     assert out.tolist() == [sum(range(0, 4096)), sum(range(4096, 8192)), sum(range(8192, 10_000))]
     assert measure_bandwidth(torch.device("cpu"), 2**20, 2).bytes_per_second > 0
+
+
+def test_the_read_kernel_compiles_for_a_hopper_gpu():
+    pytest.importorskip("triton")
+    program = (
+        "import torch\n"
+        "from tests.kernels.hopper import only_compile\n"
+        "only_compile()\n"
+        "from outrider.measure.read_kernel import SHAPES, read\n"
+        "for block, rounds, warps in SHAPES:\n"
+        "    buffer, out = (torch.empty(size, dtype=torch.int32, device='meta') for size in (2**29, 2**14))\n"
+        "    read(buffer, out, block, rounds, warps)\n"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["_read"] * 4
 
 
 def test_a_twin_that_says_something_else_is_found_out(folder, tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,7 +11,7 @@ SHAPES = ((4096, 8, 8), (8192, 4, 8), (2048, 16, 4), (16384, 8, 16))
 
 
 @triton.jit
-def _read(x: Any, out: Any, count: Any, BLOCK: tl.constexpr, ROUNDS: tl.constexpr) -> None:
+def _read(x, out, count, BLOCK: tl.constexpr, ROUNDS: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     lanes = program * BLOCK * ROUNDS + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), dtype=tl.int32)
