@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.drafters.base import Ask, Needs, Workshop
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
-from outrider.models.batch import BatchBuilder, FlatBatch
+from outrider.models.batch import BatchBuilder, FlatBatch, tensor_of
 from outrider.models.heads.block import BlockHead, Blocks
 from outrider.models.heads.stage import Rows
 from outrider.models.heads.widen import open_artefact
@@ -66,10 +67,10 @@ class Block(TapFed):
         first = {id(ask): start for ask, start in zip(asks, starts, strict=True)}
 
         def expand(level: Level) -> tuple[Tensor, Sequence[float]]:
-            places = torch.tensor([first[id(ask)] + level.depth for ask in level.asks], device=device)
-            return self.head.corrected(blocks, places, torch.tensor(level.tokens, device=device))
+            places = tensor_of([first[id(ask)] + level.depth for ask in level.asks], np.int64, device)
+            return self.head.corrected(blocks, places, tensor_of(level.tokens, np.int64, device))
 
-        logits, trust = self.head.anchored(blocks, torch.tensor(starts, device=device))
+        logits, trust = self.head.anchored(blocks, tensor_of(starts, np.int64, device))
         return self._trees.grow(asks, logits, expand, trust)
 
     def end(self, request: Request) -> None:
@@ -94,7 +95,7 @@ class Block(TapFed):
             for row in range(ask.budget.depth):
                 builder.node(anchor, known, ask.scratch[: row + 1])
         batch = builder.build(device)
-        at = torch.tensor(starts, device=device)
+        at = tensor_of(starts, np.int64, device)
         # A block begins at the last known token's position, beside that token's own context entry.
         rows = Rows(batch.positions - 1, batch.slots, batch.keys)
         return self.head.blocks(batch.tokens[at], at, rows), starts

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.drafters.weights import Q_STEPS, Weights, noisy_chance
 from outrider.errors import RequestError
 from outrider.kernels.base import Kernels
+from outrider.models.batch import tensor_of
 from outrider.sampling.context import Context, Row
 from outrider.sampling.rejection import draft_siblings
 from outrider.sampling.warp import explain, law, warp
@@ -228,10 +230,10 @@ def _keys(rows: tuple[tuple[float, int, int, int], ...], device: torch.device) -
     """Temperature, seed, sample and position of every row, as the keyed draw takes them."""
     temperatures, seeds, samples, positions = zip(*rows, strict=True)
     return (
-        torch.tensor(temperatures, dtype=torch.float32, device=device),
-        torch.tensor(seeds, dtype=torch.int64, device=device),
-        torch.tensor(samples, dtype=torch.int32, device=device),
-        torch.tensor(positions, dtype=torch.int32, device=device),
+        tensor_of(temperatures, np.float32, device),
+        tensor_of(seeds, np.int64, device),
+        tensor_of(samples, np.int32, device),
+        tensor_of(positions, np.int32, device),
     )
 
 

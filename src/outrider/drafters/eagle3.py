@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from outrider.drafters.base import Ask, Needs, Workshop
 from outrider.drafters.grow import Scratch
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
-from outrider.models.batch import FlatBatch, LevelBatches
+from outrider.models.batch import FlatBatch, LevelBatches, tensor_of
 from outrider.models.heads.eagle3 import Eagle3Head
 from outrider.models.heads.stage import Rows
 from outrider.models.heads.widen import open_artefact
@@ -68,8 +69,9 @@ class Eagle3(TapFed):
 
         def expand(level: Level) -> tuple[Tensor, None]:
             nonlocal states
-            batch = scratch.batch(level, self._workshop.target.device)
-            states = self._states(batch, states[list(level.origins)])
+            device = self._workshop.target.device
+            batch = scratch.batch(level, device)
+            states = self._states(batch, states.index_select(0, tensor_of(level.origins, np.int64, device)))
             return self.head.logits(states), None
 
         return self._trees.grow(asks, self.head.logits(states), expand)

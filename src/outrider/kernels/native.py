@@ -239,7 +239,7 @@ class NativeKernels(PlainTreeVerbs):
         numbers: tuple[float, ...] = (),
         batch: Batch | None = None,
     ) -> None:
-        op = Op(code, sizes, numbers, tuple(None if t is None else t.data_ptr() for t in operands))
+        op = Op(code, sizes, numbers, tuple([None if t is None else t.data_ptr() for t in operands]))
         if self._program is not None:
             self._program.add(op, [t for t in operands if t is not None])
             return

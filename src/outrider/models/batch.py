@@ -119,11 +119,11 @@ class BatchBuilder:
         numbers += [position + 1 for position in self._positions]
         numbers += _padded(self._tables, width)
         numbers += _padded(self._tails, depth)
-        whole = torch.from_numpy(np.array(numbers, dtype=np.int32)).to(device)
+        whole = tensor_of(numbers, np.int32, device)
         logit_rows = None
         if len(self._logit_rows) < len(self._tokens):
-            logit_rows = torch.from_numpy(np.array(self._logit_rows, dtype=np.int64)).to(device)
-        tokens = torch.from_numpy(np.array(self._tokens, dtype=np.int64)).to(device)
+            logit_rows = tensor_of(self._logit_rows, np.int64, device)
+        tokens = tensor_of(self._tokens, np.int64, device)
         sizes = [count] * 5 + [len(self._tables) * width, count * depth]
         return _batch(tokens, whole, sizes, len(self._tables), self.block_size, logit_rows)
 
@@ -188,6 +188,11 @@ class _Shape:
     def on(self, device: torch.device) -> FlatBatch:
         tokens, whole = torch.from_numpy(self.tokens).to(device), torch.from_numpy(self.numbers).to(device)
         return _batch(tokens, whole, self._sizes, self._requests, self._block_size)
+
+
+def tensor_of(values: Sequence[float], dtype: type[np.generic], device: torch.device) -> Tensor:
+    """(N,): by way of NumPy, which reads a few numbers of Python in a quarter of the time."""
+    return torch.from_numpy(np.array(values, dtype=dtype)).to(device)
 
 
 def _batch(

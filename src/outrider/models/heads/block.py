@@ -136,9 +136,10 @@ class BlockHead:
         """Logits (P, V_d) of rows `places` (P,) of the blocks after the tokens `previous` (P,), and how far to trust
         each: the expected `1 - TV(p, q)`. Both int64; the tokens are kept ids.
         """
-        before = self._markov_in[self._index[previous]] * blocks.gate[places]
-        logits = self._markov_out(before, residual=blocks.logits[places])
-        return logits, _trust(blocks.confidence[places] + before @ self._confidence_prev)
+        kept = self._index.index_select(0, previous)
+        before = self._markov_in.index_select(0, kept) * blocks.gate.index_select(0, places)
+        logits = self._markov_out(before, residual=blocks.logits.index_select(0, places))
+        return logits, _trust(blocks.confidence.index_select(0, places) + before @ self._confidence_prev)
 
     def anchored(self, blocks: Blocks, starts: Tensor) -> tuple[Tensor, list[float]]:
         """The same for the blocks' rows 0, which no guess precedes."""

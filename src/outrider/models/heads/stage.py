@@ -54,6 +54,7 @@ class Stage:
         self._body = body
         self._capacity = 0
         self._buffers: dict[str, Tensor] = {}
+        self._rooms: dict[int, dict[str, Tensor]] = {}
         self._program: Program | None = None
         self._graphs = PassGraphs() if device.type == "cuda" else None
 
@@ -64,9 +65,12 @@ class Stage:
             self._buffers = {
                 name: torch.zeros(self._capacity, *shape, device=self._device) for name, shape in self._shapes.items()
             }
+            self._rooms = {}
             self._program = self._record()
             self._graphs = type(self._graphs)() if self._graphs else None  # they were over the buffers that went
-        return {name: buffer[:num_rows] for name, buffer in self._buffers.items()}
+        if num_rows not in self._rooms:
+            self._rooms[num_rows] = {name: buffer[:num_rows] for name, buffer in self._buffers.items()}
+        return self._rooms[num_rows]
 
     def run(self, rows: Rows) -> None:
         """Run over the first T = `rows.positions.shape[0]` rows; `room` was asked for as many."""
