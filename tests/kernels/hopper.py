@@ -75,7 +75,8 @@ def longs(*shape: int) -> torch.Tensor:
 def attend(kernels, rows, heads, kv_heads, dim, context, dtype=torch.bfloat16, **options) -> None:
     keys = KeyIndex(ints(2, context // 16), ints(rows), ints(rows), ints(rows, 16), ints(rows), 16)
     pages = [floats(4096, kv_heads, dim, dtype=dtype) for _ in range(2)]
-    kernels.attention(floats(rows, heads, dim), *pages, keys, dim**-0.5, **options)
+    for out in (None, floats(rows, heads, dim, dtype=torch.bfloat16)):
+        kernels.attention(floats(rows, heads, dim), *pages, keys, dim**-0.5, out=out, **options)
 
 
 def multiply_and_norm(kernels: TritonKernels, rows: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from outrider.kernels.base import KeyIndex
+from tests.kernels.conftest import make
 from tests.kernels.test_attention import BLOCK, SLOTS, dense, row_keys
 
 attention = pytest.importorskip("outrider.kernels.triton.attention", reason="Triton is not installed")
@@ -32,6 +33,11 @@ def part_of(keys: KeyIndex, rows: list[int]) -> KeyIndex:
     return KeyIndex(
         keys.tables, keys.request[rows], keys.linear[rows], keys.tails[rows], keys.length[rows], keys.block_size
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _as_on_a_gpu() -> None:
+    make("triton")
 
 
 @pytest.fixture
@@ -113,6 +119,15 @@ def test_what_lies_in_unseen_slots_is_never_read(tensors):
     unseen = [slot for slot in range(SLOTS) if slot not in seen]
     k[unseen] = v[unseen] = torch.nan
     assert torch.equal(attend(q, k, v, keys, window=50), clean)
+
+
+def test_what_is_wanted_in_16_bits_is_rounded_on_its_way_out(tensors):
+    q, k, v = tensors
+    keys = tree_keys(20)
+    told = (DIM**-0.5, None, None, None)
+    narrow = torch.empty(7, HEADS, DIM, dtype=torch.bfloat16)
+    assert attention.attend(q, k, v, keys, *told, narrow) is narrow
+    assert torch.equal(narrow, attention.attend(q, k, v, keys, *told, None).bfloat16())
 
 
 def test_a_card_is_filled_and_no_more():

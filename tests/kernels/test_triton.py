@@ -60,9 +60,7 @@ def test_attention_on_a_gpu_equals_a_dense_softmax(gpu, kernels, normal, heads, 
     tensors = (q.to(gpu), k_pages.to(gpu), v_pages.to(gpu))
     out = kernels.attention(*tensors, moved(keys, gpu), dim**-0.5, **there)
     # A tensor core takes its float32 partner as two terms of 8 bits each.
-    torch.testing.assert_close(
-        out.double().cpu(), expected, atol=1.5e-5 if pages == torch.bfloat16 else 3e-6, rtol=1e-5
-    )
+    torch.testing.assert_close(out.double().cpu(), expected, atol=1e-5 if pages == torch.bfloat16 else 3e-6, rtol=1e-5)
 
 
 @pytest.mark.gpu
