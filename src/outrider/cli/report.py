@@ -16,6 +16,7 @@ from outrider.cli.session import fetch_if_missing
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.measure.prompts import load_prompts
+from outrider.measure.survey import by_task
 from outrider.registry import unknown
 
 DRAFTERS = "ngram,small_model,eagle3"
@@ -29,7 +30,9 @@ def report(
     settings: Settings,
     out: Annotated[str, typer.Option(metavar="FOLDER", help="Where report.json, report.md and report.png go.")],
     prompts: PromptFiles = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="At most this many prompts.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="At most this many prompts of each task.")
+    ] = None,
     law: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help='May be repeated: "T=0", "T=1", "T=1, top-p, penalties"; all if left out.'),
@@ -60,7 +63,7 @@ def report(
     from outrider.measure.report_page import markdown, plot
 
     names = [name.strip() for name in settings.engine.get("drafter", DRAFTERS).split(",")]
-    asked = load_prompts(prompts, limit)
+    asked = [prompt for task in by_task(load_prompts(prompts), limit).values() for prompt in task]
     fixed = [name for name in ("adaptive", "prefix_cache") if name in settings.engine]
     if fixed:
         raise ConfigError(f"{fixed[0]} cannot be set for a report, which sets it itself: leave it out")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from outrider.engine.memory import free_memory, slot_bytes
 from outrider.errors import CapacityError
-from outrider.measure.cycle import seconds_of
+from outrider.measure.cycle import LEAST, seconds_of
 from outrider.models.batch import BatchBuilder, FlatBatch
 from outrider.models.target import Target
 from outrider.tree import ROOT
@@ -16,20 +17,26 @@ from outrider.tree import ROOT
 BLOCK = 16
 DEEPEST = 16
 """Levels of the trees that wide passes hold."""
+QUEUE = 8
+"""Passes in a row."""
 SHARE = 0.8
 """Of the free memory that keys may take while passes are measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One shape of pass: requests, rows of each (a tree, every row with logits), median seconds, bytes read.
+    """One shape of pass: requests, and rows of each (a tree, every row with logits).
 
-    nbytes: of the weights that a pass streams, and of the keys and values of every request, once.
+    Attributes:
+        seconds: median, alone, from the call until the device is done. queued: mean of `QUEUE` passes that wait for one
+            another on the device, so that what the host does for each is hidden; on a CPU there is no queue.
+        nbytes: of the weights that a pass streams, and of the keys and values of every request, once.
     """
 
     requests: int
     rows: int
     seconds: float
+    queued: float | None
     nbytes: int
 
     def share(self, bytes_per_second: float) -> float:
@@ -77,8 +84,11 @@ def measure_passes(
     passes = []
     for requests, rows in fitting:
         batch = _batch(target, requests, rows, context)
-        seconds = seconds_of(target.device, lambda batch=batch: target.forward(batch, pages), repeats)  # type: ignore[misc]
-        passes.append(Pass(requests, rows, seconds, weights + requests * keys))
+        run = partial(target.forward, batch, pages)
+        seconds, queued = seconds_of(target.device, run, repeats), None
+        if target.device.type == "cuda":
+            queued = seconds_of(target.device, partial(_repeat, run, QUEUE), LEAST, 1) / QUEUE
+        passes.append(Pass(requests, rows, seconds, queued, weights + requests * keys))
     notes = [f"{r} requests of {n} rows: more keys than memory holds" for r, n in shapes if (r, n) not in fitting]
     return passes, notes
 
@@ -106,3 +116,8 @@ def _batch(target: Target, requests: int, rows: int, context: int) -> FlatBatch:
             start = first * BLOCK + context
             builder.tree(context, tokens, parents, range(start, start + rows - 1))
     return builder.build(target.device)
+
+
+def _repeat(run: Callable[[], Any], count: int) -> None:
+    for _ in range(count):
+        run()

@@ -48,10 +48,17 @@ def _passes(report: Mapping[str, Any]) -> Iterator[str]:
     plain = report["passes"][0]["seconds"]
     yield from ("", f"## Passes, context {report['context']:,}, every row with logits", "")
     rows = [
-        (p["requests"], p["rows"], _ms(p["seconds"]), f"{p['seconds'] / plain:.3f}", _share(p["share_of_limit"]))
+        (
+            p["requests"],
+            p["rows"],
+            _ms(p["seconds"]),
+            _ms(p["queued"]),
+            f"{p['seconds'] / plain:.3f}",
+            _share(p["share_of_limit"]),
+        )
         for p in report["passes"]
     ]
-    yield from _table(("requests", "rows of each", "ms", "x one row", "of the limit"), rows)
+    yield from _table(("requests", "rows of each", "ms", "ms queued", "x one row", "of the limit"), rows)
 
 
 def _decoding(report: Mapping[str, Any]) -> Iterator[str]:
@@ -145,8 +152,8 @@ def _cycle(row: Mapping[str, Any]) -> list[str]:
     return [_ms(row[name]) for name in ("cycle", *PARTS)]
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3f}"
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.3f}"
 
 
 def _share(value: float | None) -> str:
