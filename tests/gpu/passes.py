@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import torch
@@ -61,6 +62,29 @@ def batch_pass(context: int, num_requests: int, device: torch.device) -> FlatBat
         builder.request(table)
         builder.line(context - 1, [1], 1)
     return builder.build(device)
+
+
+def random_pass(rng: random.Random, longest: int, num_slots: int, device: torch.device) -> KeyIndex:
+    """Up to three requests, each with known tokens and perhaps a tree, and perhaps rows that only fill the pass."""
+    blocks = list(range(1, num_slots // BLOCK))
+    rng.shuffle(blocks)
+    builder = BatchBuilder(BLOCK)
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        known = rng.choice([1, BLOCK, longest, rng.randrange(1, longest)])
+        table = [blocks.pop() for _ in range((known + 40) // BLOCK + 1)]
+        builder.request(table)
+        num_rows = min(known, rng.choice([1, 1, 2, 9]))
+        builder.line(known - num_rows, [1] * num_rows, 1)
+        num_nodes = rng.choice([0, 0, 3, 12])
+        parents = [rng.randrange(-1, node) if node else -1 for node in range(num_nodes)]
+        slots = [table[x // BLOCK] * BLOCK + x % BLOCK for x in range(known, known + num_nodes)]
+        builder.tree(known, [1] * num_nodes, parents, slots)
+    keys = builder.build(device).keys
+    filling = rng.choice([0, 0, 3])
+    nothing = keys.length.new_zeros(filling)
+    tails = nothing[:, None].repeat(1, keys.tails.shape[1])
+    pairs = ((keys.request, nothing), (keys.linear, nothing), (keys.tails, tails), (keys.length, nothing + 1))
+    return KeyIndex(keys.tables, *(torch.cat(pair) for pair in pairs), BLOCK)
 
 
 def random_pages(num_layers: int, slots: int, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Pages:

@@ -53,6 +53,30 @@ def test_rows_of_a_tree_have_the_bits_they_have_alone(kernels, attention, contex
     torch.testing.assert_close(together, plain, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_of_any_pass_have_the_bits_they_have_alone(attention, monkeypatch, seed):
+    """Prompts, trees, batches and filling rows together; by both tiles, in parts and in chunks; and a dense softmax."""
+    rng, slots = random.Random(seed), 8192
+    keys = passes.random_pass(rng, 700, slots, GPU)
+    generator = torch.Generator().manual_seed(seed)
+    heads, kv_heads, dim = rng.choice([(8, 2, 128), (9, 3, 64), (4, 4, 80), (8, 1, 256), (12, 2, 96)])
+    dtype = rng.choice([torch.bfloat16, torch.bfloat16, torch.float32])
+    q = torch.randn(len(keys.length), heads, dim, generator=generator).to(GPU)
+    k, v = (torch.randn(slots, kv_heads, dim, generator=generator).to(dtype).to(GPU) for _ in range(2))
+    sinks = rng.choice([None, torch.randn(heads, generator=generator).to(GPU)])
+    told = (dim**-0.5, rng.choice([None, 7, 300]), rng.choice([None, 2.0]), sinks, None)
+    outs = []
+    for tile in (16, 64):
+        for programs in (1, 1 << 30):
+            monkeypatch.setattr(attention, "CHUNKED_PROGRAMS", programs)
+            outs.append(attention.attend(q, k, v, keys, *told, tile))
+    assert all(torch.equal(out, outs[0]) for out in outs)
+    for row in range(len(keys.length)):
+        assert torch.equal(attention.attend(q[[row]], k, v, passes.part_of(keys, [row]), *told), outs[0][[row]])
+    plain = PlainKernels(GPU).attention(q, k, v, keys, *told)
+    torch.testing.assert_close(outs[0], plain, atol=2e-5, rtol=1e-4)
+
+
 def test_neither_chunks_nor_slices_change_a_bit(kernels, attention, monkeypatch):
     pages = passes.random_pages(1, passes.num_slots(1, 3000), GPU)
     q = passes.queries(64, GPU)

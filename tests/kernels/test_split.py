@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
 from outrider.kernels.base import KeyIndex
+from tests.gpu.passes import random_pass
 from tests.kernels.conftest import make
 from tests.kernels.test_attention import BLOCK, SLOTS, dense, row_keys
 
@@ -109,6 +112,31 @@ def test_strangers_and_rows_that_fill_a_pass_are_alone_in_a_tile(tensors):
     narrow = attend(q, k, v, keys)
     for row in range(7):
         assert torch.equal(attend(q[[row]], k, v, part_of(keys, [row])), narrow[[row]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_of_any_pass_are_as_alone(monkeypatch, seed):
+    """Prompts, trees, batches and filling rows together, in parts of 16 keys; a GPU runs the like."""
+    for name in ("MOST_KEYS", "LEAST_KEYS"):
+        monkeypatch.setattr(attention, name, 16)
+    rng = random.Random(seed)
+    keys = random_pass(rng, 110, SLOTS, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    heads, kv_heads = rng.choice([(2, 1), (4, 2), (3, 1), (2, 2)])
+    dtype = rng.choice([torch.float32, torch.float32, torch.bfloat16])
+    q = torch.randn(len(keys.length), heads, 16, generator=generator)
+    k, v = (torch.randn(SLOTS, kv_heads, 16, generator=generator).to(dtype) for _ in range(2))
+    told = {"window": rng.choice([None, 7, 33]), "softcap": rng.choice([None, 2.0])}
+    told["sinks"] = rng.choice([None, torch.randn(heads, generator=generator)])
+    monkeypatch.setattr(attention, "CHUNKED_PROGRAMS", rng.choice([1, 1 << 30]))
+    outs = [attention.attend(q, k, v, keys, 0.25, **told, out=None, tile=tile) for tile in (16, 64)]
+    for out in outs:
+        torch.testing.assert_close(out.double(), dense(q, k, v, keys, 0.25, **told), atol=2e-5, rtol=1e-5)
+    row = rng.randrange(len(keys.length))
+    monkeypatch.setattr(attention, "CHUNKED_PROGRAMS", rng.choice([1, 1 << 30]))
+    alone = attention.attend(q[[row]], k, v, part_of(keys, [row]), 0.25, **told, out=None)
+    assert torch.equal(alone, outs[0][[row]])
 
 
 def test_what_lies_in_unseen_slots_is_never_read(tensors):
