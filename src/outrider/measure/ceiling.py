@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.errors import ConfigError
 from outrider.measure.prompts import Prompt
-from outrider.measure.survey import BATCH
+from outrider.measure.survey import answers
 from outrider.request import LogprobsMode
 
 GUESSES = (1, 2, 4)
@@ -58,13 +58,11 @@ def sureness(
 
 
 def _of_task(llm: Any, prompts: Sequence[Prompt], params: Any, depth: int, raw: bool) -> Sureness:
-    replies: list[list[list[float]]] = []  # by reply and position: chances of the likeliest tokens, best first
-    for start in range(0, len(prompts), BATCH):
-        part = prompts[start : start + BATCH]
-        for prompt, result in zip(part, llm.generate([p.content for p in part], params, raw=raw), strict=True):
-            if result.error is not None:
-                raise ConfigError(f"{prompt.name} failed: {result.error}")
-            replies.append([[math.exp(chance) for _, chance in row.top] for row in result.logprobs])
+    # By reply and position: chances of the likeliest tokens, best first.
+    replies = [
+        [[math.exp(chance) for _, chance in row.top] for row in result.logprobs or ()]
+        for result in answers(llm, prompts, params, raw)
+    ]
     return summarise(replies, depth)
 
 

@@ -12,6 +12,7 @@ from outrider.errors import ConfigError, OutriderError
 from outrider.measure.bench import PLAIN, Figures, bench, ours
 from outrider.measure.prompts import Prompt
 from outrider.record import Tally
+from outrider.result import Result
 
 BATCH = 32
 """Prompts that are answered together where only acceptance is measured: a text does not depend on its neighbours."""
@@ -178,12 +179,22 @@ def _opened(open_llm: Open, rows: Sequence[Row]) -> Iterator[tuple[int, Row, Any
             yield count, row, llm
 
 
-def _accepted(llm: Any, prompts: Sequence[Prompt], params: Any, raw: bool) -> Tally:
-    tally = Tally()
+def answers(llm: Any, prompts: Sequence[Prompt], params: Any, raw: bool = False) -> Iterator[Result]:
+    """One result a prompt, in their order, `BATCH` prompts at a time.
+
+    Raises:
+        ConfigError: if a prompt failed.
+    """
     for start in range(0, len(prompts), BATCH):
         part = prompts[start : start + BATCH]
         for prompt, result in zip(part, llm.generate([p.content for p in part], params, raw=raw), strict=True):
             if result.error is not None:
                 raise ConfigError(f"{prompt.name} failed: {result.error}")
-            tally.add(result.tally)
+            yield result
+
+
+def _accepted(llm: Any, prompts: Sequence[Prompt], params: Any, raw: bool) -> Tally:
+    tally = Tally()
+    for result in answers(llm, prompts, params, raw):
+        tally.add(result.tally)
     return tally
