@@ -18,7 +18,7 @@ from outrider.errors import ModelError
 from outrider.training.base import Counts, DraftModule
 from outrider.training.corpus import Batch
 from outrider.training.harvest import Features
-from outrider.training.layers import QUIET, Shape, attend, final_norm, gated, linear, norm, rotate, shifted
+from outrider.training.layers import QUIET, Shape, attend, final_norm, gated, linear, norm, normed_taps, rotate
 
 DECAY = 4.0
 """Row i counts exp(-i / DECAY): gamma of DFlash for blocks of 8."""
@@ -178,7 +178,7 @@ class Block(DraftModule):
         assert features.cos is not None
         assert features.sin is not None
         eps, width = self.shape.eps, batch.tokens.shape[1]
-        taps = [norm(shifted(features.taps[tap]), self.tap_norms[i], eps) for i, tap in enumerate(self.taps)]
+        taps = normed_taps(features.taps, self.taps, self.tap_norms, eps)
         context = norm(self.fc(torch.cat(taps, dim=-1)), self.ctx_norm.weight, eps)
         whole = (features.cos[None, None, :width], features.sin[None, None, :width])
         flat = places.flatten(1).clamp_max(len(features.cos) - 1)

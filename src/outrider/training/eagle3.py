@@ -17,7 +17,7 @@ from outrider.errors import ModelError
 from outrider.training.base import Counts, DraftModule, before, combine
 from outrider.training.corpus import Batch
 from outrider.training.harvest import Features
-from outrider.training.layers import QUIET, Shape, attend, final_norm, gated, linear, norm, rotate, shifted
+from outrider.training.layers import QUIET, Shape, attend, final_norm, gated, linear, norm, normed_taps, rotate
 
 DECAY = 0.8
 """Weight of each unrolled step against the one before (2503.01840)."""
@@ -79,7 +79,7 @@ class Eagle3(DraftModule):
         assert features.cos is not None
         assert features.sin is not None
         eps, width = self.shape.eps, batch.tokens.shape[1]
-        taps = [norm(shifted(features.taps[tap]), self.tap_norms[i], eps) for i, tap in enumerate(self.taps)]
+        taps = normed_taps(features.taps, self.taps, self.tap_norms, eps)
         feature = self.fc(torch.cat(taps, dim=-1))
         visible = _visible(width, self.num_levels, batch.tokens.device)
         keys: tuple[Tensor, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +110,11 @@ def linear(inputs: int, outputs: int, gain: float = 1.0) -> nn.Linear:
 def shifted(states: Tensor) -> Tensor:
     """(B, S, ...) states moved one position later, zeros first: the entry of x_j uses the tap of position j - 1."""
     return torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
+
+
+def normed_taps(states: Mapping[int, Tensor], taps: Sequence[int], norms: Tensor, eps: float) -> list[Tensor]:
+    """What an entry reads of each tapped layer: its state of the position before, normed; (B, S, H) each."""
+    return [norm(shifted(states[tap]), weight, eps) for tap, weight in zip(taps, norms, strict=True)]
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.functional import linear as project
 from outrider.training.base import Counts, DraftModule, before, combine
 from outrider.training.corpus import Batch
 from outrider.training.harvest import Features
-from outrider.training.layers import Shape, final_norm, norm, shifted
+from outrider.training.layers import Shape, final_norm, norm, normed_taps
 
 DECAY = 0.8
 """Weight of each head against the one before (2401.10774)."""
@@ -95,7 +95,7 @@ class Medusa(DraftModule):
     def _states(self, batch: Batch, features: Features) -> Tensor:
         """z, (B, S, H): the last layer's state, moved by all taps and the token."""
         eps = self.shape.eps
-        states = [norm(shifted(features.taps[tap]), self.tap_norms[i], eps) for i, tap in enumerate(self.taps)]
+        states = normed_taps(features.taps, self.taps, self.tap_norms, eps)
         token = norm(embedding(batch.tokens, features.embedding), self.embed_norm.weight, eps)
         moved: Tensor = states[-1] + self.in_proj(torch.cat([*states, token], dim=-1))
         return moved
