@@ -16,7 +16,7 @@ from outrider.models.batch import FlatBatch
 Output = tuple[Tensor, dict[int, Tensor]]
 Run = Callable[[FlatBatch, Any], Output]
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 """Rows of the graphs of passes whose rows mind no neighbour. They choose which graph runs, never a row's arithmetic;
 wider passes run without, as their arithmetic takes longer than their launches."""
 LEAST_BLOCKS, LEAST_TAIL = 64, 16
