@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 import torch
@@ -136,6 +137,18 @@ def test_a_timed_run_sets_its_horizon_once(taught, replies, tmp_path, monkeypatc
     again = learn("early_exit", taught, replies, tmp_path, config)  # it is over: nothing more is learnt
     assert again.figures["steps"] == horizon
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in trained.tensors.items())
+
+
+def test_a_timed_run_that_gets_faster_early_does_more(taught, replies, tmp_path, monkeypatch):
+    """As where shapes are compiled in the first steps: what is known after 40 steps is not the last word."""
+    Clock(0.1, 0.05, monkeypatch)
+    config = replace(SHORT, steps=None, seconds=45.0)
+    heard = []
+    trained = learn("early_exit", taught, replies, tmp_path, config, progress=heard.append)
+    first, second = 40 + int(41 * USABLE / 0.1), 80 + int(39 * USABLE / 0.05)
+    assert [horizon for horizon, _ in groupby(report.horizon for report in heard)] == [None, first, second]
+    assert trained.figures["steps"] == second
+    assert trained.figures["seconds"] <= 45.0
 
 
 def test_a_timed_run_that_slows_down_ends_in_time(taught, replies, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from outrider.training.harvest import Features, Harvester
 from outrider.training.losses import Arithmetic
 from outrider.training.optimizers import optimizers
 from outrider.training.report import Report, Trained, Window
-from outrider.training.settings import MEASURED_STEPS, TrainConfig, rate
+from outrider.training.settings import MEASURED_STEPS, TrainConfig, is_measured, rate
 
 USABLE = 0.92
 """Share of the time left that goes into steps; the rest is for evaluations, checkpoints and the end."""
@@ -157,7 +157,7 @@ class _Run:
     def _look(self, window: Window) -> None:
         """After a step: reports, evaluations, checkpoints, the horizon of a timed run; each when its time has come."""
         state, config, done = self.state, self.config, self.state.done
-        if state.horizon is None and done in (MEASURED_STEPS // 2, MEASURED_STEPS):
+        if config.seconds is not None and is_measured(done, state.horizon):
             self._measure_speed(done)
         if done % config.log_every == 0:
             self._report(window)
@@ -203,7 +203,7 @@ class _Run:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.monotonic()
-        if done == MEASURED_STEPS:
+        if done >= MEASURED_STEPS:
             assert self.config.seconds is not None
             begun, since = self.mark
             left = (self.config.seconds - self._seconds()) * USABLE

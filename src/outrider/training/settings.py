@@ -16,9 +16,9 @@ class TrainConfig:
     """One training run; it is stored in every checkpoint, and a run goes on only with the settings it began with.
 
     Attributes:
-        steps: optimiser steps. seconds: a time limit instead: after `MEASURED_STEPS` steps the speed is known, and the
-            number of steps that fit is set once (calls of the `measure` hook come on top). Exactly one of the two is
-            given.
+        steps: optimiser steps. seconds: a time limit instead: after `MEASURED_STEPS` steps the speed is measured, and
+            the number of steps that fit is set (calls of the `measure` hook come on top); after twice, four times as
+            many it is set again, as long as little is done of it. Exactly one of the two is given.
         batch_tokens: positions of one batch of one process, padding included. accumulate: batches a step.
         learning_rate: peak (None: the drafter's own). warmup: share of the steps that it rises in. final_rate: share of
             the peak to which it then falls along a cosine. weight_decay: of every step. clip: of the gradient's norm.
@@ -97,7 +97,15 @@ def rate(config: TrainConfig, done: int, horizon: int | None) -> float:
     return config.final_rate + (1 - config.final_rate) * (1 + math.cos(math.pi * passed)) / 2
 
 
+def is_measured(done: int, horizon: int | None) -> bool:
+    """Whether a run with a time limit looks at its speed after `done` steps: twice as late each time, as shapes may be
+    compiled for longer than one hopes; only in its first fifth, where the learning rate hardly hangs on the horizon.
+    """
+    doublings, rest = divmod(done, MEASURED_STEPS // 2)
+    return doublings > 0 and not rest and doublings.bit_count() == 1 and (horizon is None or 5 * done <= horizon)
+
+
 MEASURED_STEPS = 40
-"""Steps after which the speed of a run with a time limit is known; the first half, which compiles, is not counted."""
+"""Steps after which the speed of a run with a time limit is first known; the first half compiles most."""
 UNKNOWN_WARMUP = 200
 """While it is not, the learning rate rises as if the warm-up took so many steps."""
