@@ -88,6 +88,7 @@ def _block(m: _Maker) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "markov_in.weight": m.weight(len(m.kept), rank),
         "markov_out.weight": m.weight(len(m.kept), rank),
         "markov_gate.weight": m.weight(rank, m.hidden),
+        "markov_carry.weight": m.weight(rank, rank),
         "confidence_state": m.weight(m.hidden),
         "confidence_prev": m.weight(rank),
         "confidence_bias": torch.tensor([0.5]).bfloat16(),

@@ -133,7 +133,9 @@ def block(
     logits = world.head[kept].double() @ (w["adapter.weight"] @ state)
     score = w["confidence_state"] @ state + w["confidence_bias"][0]
     if path:
-        code = w["markov_in.weight"][(kept == path[-1]).nonzero()[0, 0]]
+        code = torch.zeros(w["markov_in.weight"].shape[1], dtype=torch.float64)
+        for token in path:
+            code = w["markov_in.weight"][(kept == token).nonzero()[0, 0]] + w["markov_carry.weight"] @ code.tanh()
         before = code * (1 + w["markov_gate.weight"] @ state)
         logits = logits + w["markov_out.weight"] @ before
         score = score + w["confidence_prev"] @ before

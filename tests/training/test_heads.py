@@ -132,6 +132,8 @@ def test_eagle3_unrolls_as_it_is_served(target):
 @torch.no_grad()
 def test_blocks_are_drafted_as_they_are_served(target):
     module = Block.initialise(target, KEPT, block_size=4, num_anchors=5, markov_rank=6)
+    torch.nn.init.normal_(module.markov_carry.weight)
+    torch.nn.init.normal_(module.markov_out.weight)
     features, (seen,) = watched(target, module)
     batch = make_batch()
     heads = module.shape.head_dim
@@ -168,12 +170,15 @@ def test_blocks_are_drafted_as_they_are_served(target):
                     for i in range(4)
                 ]
                 x = [mlp(layer, row + layer.o_proj(m)) for row, m in zip(x, mixed, strict=True)]
+            code = torch.zeros(6)
             for i in range(min(4, int(batch.lengths[b]) - reply - offset)):
                 logits = features.head @ module.adapter(rms(x[i], module.final_norm.weight))
                 before = tokens[anchor + i]
-                if i and before in index:
+                if i:
+                    known = module.markov_in.weight[index[before]] if before in index else 0
+                    code = known + module.markov_carry(code.tanh())
                     gate = 1 + module.markov_gate(rms(x[i], module.final_norm.weight))
-                    logits = logits + module.markov_out(module.markov_in.weight[index[before]] * gate)
+                    logits = logits + module.markov_out(code * gate)
                 torch.testing.assert_close(rows[b, a, i], logits, rtol=2e-4, atol=2e-4)
 
 

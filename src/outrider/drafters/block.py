@@ -66,9 +66,14 @@ class Block(TapFed):
         device = self._workshop.target.device
         first = {id(ask): start for ask, start in zip(asks, starts, strict=True)}
 
+        codes = self.head.no_codes(len(asks))
+
         def expand(level: Level) -> tuple[Tensor, Sequence[float]]:
+            nonlocal codes
             places = tensor_of([first[id(ask)] + level.depth for ask in level.asks], np.int64, device)
-            return self.head.corrected(blocks, places, tensor_of(level.tokens, np.int64, device))
+            tokens, origins = (tensor_of(part, np.int64, device) for part in (level.tokens, level.origins))
+            logits, trust, codes = self.head.corrected(blocks, places, tokens, codes.index_select(0, origins))
+            return logits, trust
 
         logits, trust = self.head.anchored(blocks, tensor_of(starts, np.int64, device))
         return self._trees.grow(asks, logits, expand, trust)

@@ -78,7 +78,9 @@ _NORMS = frozenset(
 )
 _STATES = frozenset(("mask", "confidence_state"))
 """Vectors of channels that are no norm's."""
-_KEPT = frozenset(("kept_ids", "rates", "markov_in", "markov_out", "confidence_prev", "confidence_bias"))
+_KEPT = frozenset(
+    ("kept_ids", "rates", "markov_in", "markov_out", "markov_carry", "confidence_prev", "confidence_bias")
+)
 """What has no channels."""
 
 

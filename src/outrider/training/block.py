@@ -62,8 +62,9 @@ class Block(DraftModule):
     """Row 0 is the anchor, the last known token x_j; rows i >= 1 are learned masks. Row i predicts x_{j+1+i}.
 
     Args:
-        block_size: rows of a block. num_layers: decoder layers. markov_rank: of the correction by the token before,
-            whose code the row's own state amplifies or silences (`markov_gate`).
+        block_size: rows of a block. num_layers: decoder layers. markov_rank: of the correction by the tokens before:
+            the last one's code and what is carried over from those before it (`markov_carry`), which the row's own
+            state amplifies or silences (`markov_gate`).
         num_anchors: blocks drawn from each conversation's reply for one batch.
     """
 
@@ -96,6 +97,8 @@ class Block(DraftModule):
         nn.init.zeros_(self.markov_out.weight)
         self.markov_gate = nn.Linear(hidden, markov_rank, bias=False)
         nn.init.zeros_(self.markov_gate.weight)
+        self.markov_carry = nn.Linear(markov_rank, markov_rank, bias=False)
+        nn.init.zeros_(self.markov_carry.weight)
         self.confidence_state = nn.Parameter(torch.zeros(hidden))
         self.confidence_prev = nn.Parameter(torch.zeros(markov_rank))
         self.confidence_bias = nn.Parameter(torch.zeros(1))
@@ -151,8 +154,8 @@ class Block(DraftModule):
         counted = inside & (known | (levels == 0)).cumprod(dim=-1).bool()
 
         states = self._run(batch, features, tokens[..., 0], places)
-        code = self.markov_in(before.clamp_min(0).flatten()) * known.flatten()[:, None]
-        correction = code * (1 + self.markov_gate(states))
+        codes = self._codes(self.markov_in(before.clamp_min(0)) * known[..., None])
+        correction = codes.flatten(0, 2) * (1 + self.markov_gate(states))
         score = features.arithmetic.score(
             lambda state, moved: project(self.adapter(state), features.head, features.bias) + self.markov_out(moved),
             (states, correction),
@@ -163,6 +166,13 @@ class Block(DraftModule):
         weights = (-levels / DECAY).exp() * counted
         loss = ((score.loss + errors).view_as(weights) * weights).sum() / weights.sum().clamp_min(1e-6)
         return loss, _counts(score.hit.view_as(inside), score.alpha.view_as(inside), counted, inside)
+
+    def _codes(self, tokens: Tensor) -> Tensor:
+        """Codes of the tokens before each row (B, A, K, r), zeros before row 0, to those of the block so far."""
+        codes = [tokens[:, :, 0]]
+        for row in range(1, self.num_levels):
+            codes.append(tokens[:, :, row] + self.markov_carry(codes[-1].tanh()))
+        return torch.stack(codes, dim=2)
 
     def _draw(self, batch: Batch) -> Tensor:
         """Anchors, spread over each reply: (B, A) int64, number of the token that row 0 predicts within the reply."""

@@ -85,6 +85,7 @@ class BlockHead:
         self._markov_in = parts.floats("markov_in.weight", num_kept, None)
         self._markov_out = parts.linear(["markov_out"], num_kept, self._markov_in.shape[1])
         self._markov_gate = parts.linear(["markov_gate"], self._markov_in.shape[1], hidden)
+        self._markov_carry = parts.linear(["markov_carry"], self._markov_in.shape[1], self._markov_in.shape[1])
         self._confidence = pack(parts.floats("confidence_state", hidden)[None], self._kernels, target.device, "float32")
         self._confidence_prev = parts.floats("confidence_prev", self._markov_in.shape[1])
         self._confidence_bias = float(parts.floats("confidence_bias", 1))
@@ -132,14 +133,26 @@ class BlockHead:
         confidence = self._confidence(room["state"])[:, 0] + self._confidence_bias
         return Blocks(self._head(room["adapted"]), 1 + room["gate"], confidence)
 
-    def corrected(self, blocks: Blocks, places: Tensor, previous: Tensor) -> tuple[Tensor, list[float]]:
-        """Logits (P, V_d) of rows `places` (P,) of the blocks after the tokens `previous` (P,), and how far to trust
-        each: the expected `1 - TV(p, q)`. Both int64; the tokens are kept ids.
+    def corrected(
+        self, blocks: Blocks, places: Tensor, previous: Tensor, codes: Tensor
+    ) -> tuple[Tensor, list[float], Tensor]:
+        """What rows of the blocks say after the tokens before them.
+
+        places, previous: (P,) int64, the rows, and the last token before each, a kept id. codes: (P, r) float32 of
+        what lies before that token, as this gave it there, zeros where it is the block's first.
+
+        Returns:
+            Logits (P, V_d), how far to trust each (the expected `1 - TV(p, q)`), and the codes with the tokens in them.
         """
         kept = self._index.index_select(0, previous)
-        before = self._markov_in.index_select(0, kept) * blocks.gate.index_select(0, places)
+        codes = self._markov_carry(codes.tanh(), residual=self._markov_in.index_select(0, kept))
+        before = codes * blocks.gate.index_select(0, places)
         logits = self._markov_out(before, residual=blocks.logits.index_select(0, places))
-        return logits, _trust(blocks.confidence.index_select(0, places) + before @ self._confidence_prev)
+        return logits, _trust(blocks.confidence.index_select(0, places) + before @ self._confidence_prev), codes
+
+    def no_codes(self, count: int) -> Tensor:
+        """(count, r) float32, of blocks in which nothing is guessed yet."""
+        return self._markov_in.new_zeros(count, self._markov_in.shape[1])
 
     def anchored(self, blocks: Blocks, starts: Tensor) -> tuple[Tensor, list[float]]:
         """The same for the blocks' rows 0, which no guess precedes."""
