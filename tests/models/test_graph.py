@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from outrider.kernels.graph_pool import GraphPool
 from outrider.models.batch import BatchBuilder
-from outrider.models.graph import PassGraphs
+from outrider.models.graph import OWN_BYTES, PassGraphs, _Captured
 from outrider.models.target import Target
 from tests.models.tiny import make_module, make_target, make_tokenizer
 
@@ -18,14 +19,26 @@ BLOCK = 4
 WIDTH = 8
 
 
+class CountedPool(GraphPool):
+    """A device on which every graph takes `OWN_BYTES`."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.limit = most * OWN_BYTES
+        self.alive = weakref.WeakSet()
+
+    def _free(self, device):
+        return (1000 - len(self.alive)) * OWN_BYTES
+
+
 class Replayed(PassGraphs):
     """Captures by keeping the call, so that what reaches a graph's own tensors is seen on a machine without a GPU."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, pool=None):
+        super().__init__(pool)
         self.captures = 0
 
-    def _capture(self, run, static, pages, shelf):
+    def _capture(self, run, static, pages):
         self.captures += 1
         output = run(static, pages)
         known = weakref.ref(pages)  # a graph keeps addresses, not pages
@@ -36,7 +49,10 @@ class Replayed(PassGraphs):
             for layer, states in tapped.items():
                 output[1][layer].copy_(states)
 
-        return SimpleNamespace(graph=SimpleNamespace(replay=replay), batch=static, output=output, used=0)
+        captured = _Captured(SimpleNamespace(replay=replay), static, output)
+        if isinstance(self.pool, CountedPool):
+            self.pool.alive.add(captured)
+        return captured
 
 
 def passes(device="cpu"):
@@ -115,7 +131,7 @@ def test_results_outlive_the_next_pass(target):
 
 def test_a_module_that_cannot_be_captured_runs_as_it_is_and_says_so(target):
     class Failing(PassGraphs):
-        def _capture(self, run, static, pages, shelf):
+        def _capture(self, run, static, pages):
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     batches = passes()
@@ -129,19 +145,48 @@ def test_a_module_that_cannot_be_captured_runs_as_it_is_and_says_so(target):
 
 
 def test_where_memory_is_short_only_passes_without_a_graph_run_slower(target):
-    class Full(Replayed):
-        def _has_room(self, device):
-            return self.captures < 1
+    class Large(Replayed):
+        def _warm_up(self, run, static, owner):
+            return (static.num_rows > 6) * OWN_BYTES
 
+    pool = CountedPool(1)
+    target.model.graphs = graphs = Large(pool)
     batches = passes()
     plain, _ = outputs(target, batches)
-    target.model.graphs = graphs = Full()
     for _ in range(2):
         found, _ = outputs(target, batches)
         assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
-    assert graphs.captures == 1
+    assert graphs.captures == 0
     (note,) = target.all_notes
-    assert "MiB are not free" in note
+    assert "one of 8 rows may take 16 MiB and 8 MiB are planned for all" in note
+
+
+def test_graphs_that_were_used_longest_ago_give_way_and_what_the_pool_holds_is_counted(target):
+    pool = CountedPool(2)
+    target.model.graphs = graphs = Replayed(pool)
+    first, _, wide, silent = passes()
+    pages = target.make_pages(40)
+    for batch in (first, silent, first, wide, first, silent):  # silent gives way to wide, and wide to silent
+        target.forward(batch, pages)
+    assert graphs.captures == 4
+    assert (len(pool.alive), pool.held) == (2, 2 * OWN_BYTES)
+    del pages
+    assert pool.has_room(2 * OWN_BYTES), "what went with its pages is free again"
+    assert graphs.note is None
+
+
+def test_a_pool_is_shared_and_closed_while_memory_is_planned(target):
+    pool = CountedPool(1)
+    target.model.graphs = graphs = Replayed(pool)
+    pages, batch = target.make_pages(40), passes()[0]
+    with pool.closed():
+        target.forward(batch, pages)
+    assert (graphs.captures, graphs.note, pool.limit) == (0, None, OWN_BYTES)
+    target.forward(batch, pages)
+    assert graphs.captures == 1
+    target.model.graphs = other = Replayed(pool)
+    target.forward(batch, pages)
+    assert (graphs.captures, other.captures) == (1, 0), "the other's are not given up for it"
 
 
 @pytest.mark.gpu

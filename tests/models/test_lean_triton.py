@@ -14,7 +14,7 @@ from outrider.models.lean import LeanModel
 from outrider.models.loader import assemble
 from tests.kernels.conftest import make_triton
 from tests.models.test_architectures import BLOCK, SPARE, close, golden, text
-from tests.models.test_graph import Replayed
+from tests.models.test_graph import CountedPool, Replayed
 from tests.models.test_lean import LEAN, line, make_pages, module_of, run
 from tests.models.tiny import make_tokenizer
 
@@ -123,10 +123,9 @@ def test_rows_beyond_the_last_bucket_run_without_a_graph(monkeypatch):
     assert graphs.captures == 2
 
 
-def test_the_graph_that_was_used_longest_ago_gives_way(monkeypatch):
-    monkeypatch.setattr("outrider.models.graph.MOST_GRAPHS", 2)
+def test_the_graph_that_was_used_longest_ago_gives_way():
     model = lean(module_of("llama"), select("plain", CPU))
-    model.graphs = graphs = Replayed()
+    model.graphs = graphs = Replayed(CountedPool(2))
     pages = make_pages(model)
     for rows in (1, 2, 1, 4, 1, 2):  # 2 gives way to 4, and 4 to 2
         run(model, pages, line(0, text()[:rows]))

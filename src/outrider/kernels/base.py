@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, dtype
 
+from outrider.kernels.graph_pool import GraphPool
 from outrider.kernels.tree import PageTable, Trees, Walks
 
 
@@ -89,6 +90,10 @@ class Kernels(Protocol):
     """What a user should know, such as why slower kernels serve."""
     wide: tuple[int, ...]
     """Rows of calls that take another path than narrow ones do: widths at which bits are to be compared as well."""
+
+    @property
+    def graph_pool(self) -> GraphPool:
+        """The memory of all CUDA graphs over these kernels."""
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """(N, K) float32 or bfloat16 -> Linear of the same kind."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex
 from outrider.kernels.build import build
+from outrider.kernels.graph_pool import SharesGraphs
 from outrider.kernels.packing import GROUP, pack_floats, pack_q4, pack_q8, pack_rows
 from outrider.kernels.program import Batch, NativeProgram, Op, make_batch, run
 from outrider.kernels.tree import PlainTreeVerbs
@@ -69,7 +70,7 @@ class NativeLinear:
         return NativeLinear(self._kernels, self.kind, packed, (ids.shape[0], self.in_features), bias)
 
 
-class NativeKernels(PlainTreeVerbs):
+class NativeKernels(PlainTreeVerbs, SharesGraphs):
     """Kernels compiled for this CPU; a row's arithmetic is one fixed sequence whatever shares the call."""
 
     name = "native"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex, Linear
+from outrider.kernels.graph_pool import SharesGraphs
 from outrider.kernels.noise import gumbel
 from outrider.kernels.tree import PlainTreeVerbs
 
@@ -95,7 +96,7 @@ class PlainLinear:
         return PlainLinear(self._kernels, self.kind, self._weight[ids], *chosen)
 
 
-class PlainKernels(PlainTreeVerbs):
+class PlainKernels(PlainTreeVerbs, SharesGraphs):
     """PyTorch's own operations, run in tiles of exactly `width` rows: libraries choose other sums at other widths."""
 
     name = "plain"
@@ -104,9 +105,7 @@ class PlainKernels(PlainTreeVerbs):
 
     def __init__(self, device: torch.device, width: int = 16, note: str | None = None) -> None:
         """note: why these serve where others were wanted."""
-        self.device = device
-        self.width = width
-        self.note = note
+        self.device, self.width, self.note = device, width, note
 
     def in_tiles(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """`function` over the rows, `width` of them at a time, the last tile filled up with zeros."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.base import KeyIndex
+from outrider.kernels.graph_pool import GraphPool
 from outrider.models.batch import FlatBatch
 
 Output = tuple[Tensor, dict[int, Tensor]]
@@ -21,15 +22,13 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 wider passes run without, as their arithmetic takes longer than their launches."""
 LEAST_BLOCKS, LEAST_TAIL = 64, 16
 """Columns of the smallest key index that is captured; longer ones double, so that few graphs serve all lengths."""
-MOST_GRAPHS = 96
-"""Graphs kept for one owner; the one that was used longest ago gives way to a new one."""
-LEAST_FREE = 512 << 20
-"""Bytes of the device that must be free for another graph to be taken."""
+OWN_BYTES = 8 << 20
+"""Bytes that a graph is expected to hold beside what its pass takes: its nodes, and the tensors that it reads."""
 WARM_UPS = 2
 """Passes before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Captured:
     """One graph with the tensors that it reads and writes; `used` rows of the latter hold a pass, the others fill."""
 
@@ -41,10 +40,10 @@ class _Captured:
 
 @dataclass(slots=True)
 class _Shelf:
-    """The graphs of one owner. They share a pool of memory, which must not outlive the last of them."""
+    """The graphs of one owner, the one that was used longest ago first; and the passes that are too large for one."""
 
-    pool: Any = None
     captured: dict[Any, _Captured] = field(default_factory=dict)
+    refused: set[Any] = field(default_factory=set)
 
 
 class PassGraphs:
@@ -52,10 +51,12 @@ class PassGraphs:
 
     A pass may have fewer rows than its graph: the graph's other rows write to slot 0 and see nothing else. Where a
     capture fails (an operation of the module waits for the device, say), passes run as they are from then on
-    and `note` tells why.
+    and `note` tells why. Where the pool has no room, graphs that were used longest ago give way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: GraphPool | None = None) -> None:
+        """pool: shared with other passes over the same kernels (None: one of its own)."""
+        self.pool = pool or GraphPool()
         self.note: str | None = None
         self._gave_up = False
         self._shelves: WeakKeyDictionary[Any, _Shelf] = WeakKeyDictionary()
@@ -77,53 +78,73 @@ class PassGraphs:
             num_rows: of the graph, no fewer than the batch's (None: as many).
             inputs: what a run reads and writes over; the passes before a capture leave it as it was.
         """
-        if self._gave_up:
+        if self._gave_up or not self.pool.limit:
             return run(batch, owner)
         shelf = self._shelves.setdefault(owner, _Shelf())
         blocks, tail = _capacity(batch.keys)
         size = num_rows or batch.num_rows
         key = (kind, size, batch.keys.block_size, blocks, tail)
         found = shelf.captured.pop(key, None)
-        if found is None:
-            if not self._has_room(batch.tokens.device):
-                self.note = f"some passes run without a CUDA graph, slower: {LEAST_FREE >> 20} MiB are not free"
-                return run(batch, owner)
+        if found is None and key not in shelf.refused:
             static = _static(batch, size, blocks, tail)
             _fill(static, batch, size)
             kept = [values.clone() for values in inputs]
             try:
-                found = self._capture(run, static, owner, shelf)
+                found = self._take(run, static, owner, shelf)
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 self.note, self._gave_up = f"passes run without a CUDA graph, slower: {reason[0]}", True
                 self._shelves.clear()
             for values, copy in zip(inputs, kept, strict=True):
                 values.copy_(copy)
-            if found is None:
-                return run(batch, owner)
-            if len(shelf.captured) == MOST_GRAPHS:
-                del shelf.captured[next(iter(shelf.captured))]
+        if found is None:
+            shelf.refused.add(key)
+            return run(batch, owner)
         shelf.captured[key] = found  # behind those that were used before it
         _fill(found.batch, batch, found.used)
         found.used = batch.num_rows
         found.graph.replay()
         return found.output
 
-    def _has_room(self, device: torch.device) -> bool:
-        return device.type == "cpu" or torch.cuda.mem_get_info(device)[0] >= LEAST_FREE
+    def _take(self, run: Run, static: FlatBatch, owner: Any, shelf: _Shelf) -> _Captured | None:
+        """A graph of this pass; None where the pool has no room for it, even without this owner's other graphs."""
+        pool, device = self.pool, static.tokens.device
+        nbytes = self._warm_up(run, static, owner) + OWN_BYTES
+        while nbytes <= pool.limit and not pool.has_room(nbytes) and shelf.captured:
+            with pool.counted(device):
+                del shelf.captured[next(iter(shelf.captured))]
+        if not pool.has_room(nbytes):
+            self.note = (
+                f"some passes run without a CUDA graph, slower: one of {static.num_rows} rows may take "
+                f"{nbytes / 2**20:.0f} MiB and {pool.limit / 2**20:.0f} MiB are planned for all"
+            )
+            return None
+        with pool.counted(device):
+            found = self._capture(run, static, owner)
+        pool.keep(found)
+        return found
 
-    def _capture(self, run: Run, static: FlatBatch, owner: Any, shelf: _Shelf) -> _Captured:
-        with torch.cuda.device(static.tokens.device):
-            if shelf.pool is None:
-                shelf.pool = torch.cuda.graph_pool_handle()
-            stream = torch.cuda.Stream()
+    def _warm_up(self, run: Run, static: FlatBatch, owner: Any) -> int:
+        """Run a pass until nothing is set up any more -> bytes that it takes while it runs."""
+        device = static.tokens.device
+        if device.type != "cuda":
+            return 0
+        with torch.cuda.device(device):
+            stream = self.pool.stream(device)
             stream.wait_stream(torch.cuda.current_stream())
+            before = torch.cuda.memory_allocated()
             with torch.cuda.stream(stream):
                 for _ in range(WARM_UPS):
+                    torch.cuda.reset_peak_memory_stats()
                     run(static, owner)
             torch.cuda.current_stream().wait_stream(stream)
+            return torch.cuda.max_memory_allocated() - before
+
+    def _capture(self, run: Run, static: FlatBatch, owner: Any) -> _Captured:
+        device = static.tokens.device
+        with torch.cuda.device(device):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=shelf.pool):
+            with torch.cuda.graph(graph, pool=self.pool.handle(), stream=self.pool.stream(device)):
                 output = run(static, owner)
         return _Captured(graph, static, output)
 

@@ -51,7 +51,7 @@ class ModuleModel:
         self.numerics = f"{dtype} weights in Transformers' own module, attention summed in float32"
         self._views = {len(self.layers): module}
         # Without one the Python of a module takes longer than its arithmetic on a GPU.
-        self.graphs = PassGraphs() if self.device.type == "cuda" else None
+        self.graphs = PassGraphs(kernels.graph_pool) if self.device.type == "cuda" else None
 
     @property
     def dtype(self) -> torch.dtype:

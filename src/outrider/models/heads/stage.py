@@ -56,7 +56,7 @@ class Stage:
         self._buffers: dict[str, Tensor] = {}
         self._rooms: dict[int, dict[str, Tensor]] = {}
         self._program: Program | None = None
-        self._graphs = PassGraphs() if device.type == "cuda" else None
+        self._graphs = PassGraphs(kernels.graph_pool) if device.type == "cuda" else None
 
     def room(self, num_rows: int) -> dict[str, Tensor]:
         """The first `num_rows` rows of every buffer, to be filled before `run` and read after it."""
@@ -67,7 +67,7 @@ class Stage:
             }
             self._rooms = {}
             self._program = self._record()
-            self._graphs = type(self._graphs)() if self._graphs else None  # they were over the buffers that went
+            self._graphs = type(self._graphs)(self._kernels.graph_pool) if self._graphs else None  # they were over the buffers that went
         if num_rows not in self._rooms:
             self._rooms[num_rows] = {name: buffer[:num_rows] for name, buffer in self._buffers.items()}
         return self._rooms[num_rows]
