@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.config import EngineConfig
-from outrider.engine.memory import plan_memory
-from outrider.errors import CapacityError, ConfigError, RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.request import LogprobsMode, SamplingParams
 
 
@@ -72,15 +70,8 @@ def test_a_mode_may_be_given_by_its_name_and_a_bias_may_forbid():
     assert SamplingParams(logit_bias={1: -math.inf}).logit_bias == {1: -math.inf}
 
 
-def test_more_slots_than_memory_are_refused_before_they_are_taken():
-    with pytest.raises(CapacityError, match="num_slots="):
-        plan_memory(
-            weights=0,
-            slot=1024,
-            num_slots=10**12,
-            block_size=16,
-            max_context=64,
-            logit_rows=1,
-            vocab_size=8,
-            device=torch.device("cpu"),
-        )
+def test_a_share_of_memory_is_a_share():
+    assert EngineConfig(model="m", memory_share=1).memory_share == 1.0
+    for share in (0.0, -0.5, 1.5, math.nan):
+        with pytest.raises(ConfigError, match=r"^memory_share="):
+            EngineConfig(model="m", memory_share=share)

@@ -16,7 +16,7 @@ KERNELS = ("auto", "native", "triton", "plain")
 WIDENINGS = ("8b", "2x")
 """Plans by which `models/widen` enlarges a model."""
 MOST_THREADS = 1024
-KINDS = {"str": "a text", "int": "a whole number", "bool": "True or False"}
+KINDS = {"str": "a text", "int": "a whole number", "bool": "True or False", "float": "a number such as 0.5"}
 """What to give for a field of a type."""
 
 
@@ -43,6 +43,8 @@ class EngineConfig:
         acceptance: "match" (same seed, same text) or "rejection" (same law).
         max_context: most positions of one request (None: the model's own). max_requests: most that run at once.
         max_rows: most rows of one pass. num_slots: key-value slots (None: planned from memory).
+        memory_share: of a GPU's memory, the part that may be in use once the engine is full (None: 0.9); of a CPU's,
+            the part of what is free at start that the engine may take beside its weights (None: 0.25).
         block_size: slots a block. prefix_cache: reuse blocks of equal prefixes.
         kernels: "auto", "native" (CPU), "triton" (GPU) or "plain". pass_width: rows of every pass of a Transformers
             module, narrower ones being padded (None: 16); a wide one suits many requests.
@@ -68,6 +70,7 @@ class EngineConfig:
     max_requests: int = 64
     max_rows: int = 512
     num_slots: int | None = None
+    memory_share: float | None = None
     block_size: int = 16
     prefix_cache: bool = True
     kernels: str = "auto"
@@ -98,6 +101,9 @@ class EngineConfig:
         for entry in fields(self):
             kind, _, optional = str(entry.type).partition(" | ")
             value = getattr(self, entry.name)
+            if kind == "float" and type(value) is int:
+                object.__setattr__(self, entry.name, float(value))
+                continue
             if type(value).__name__ != kind and not (optional and value is None):
                 raise ConfigError(f"{entry.name}={value!r} is of the wrong kind: give {KINDS[kind]}")
         for name, least in (
@@ -116,6 +122,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}={value!r} is out of range: give a whole number of at least {least}")
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
+            raise ConfigError(f"memory_share={self.memory_share!r} is out of range: give a share above 0, up to 1")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise ConfigError(f"threads={self.threads} is out of range: give at most {MOST_THREADS}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -17,6 +19,24 @@ class RequestCycle:
     delivered: int
     grade: int | None = None
     asked: bool = False
+
+
+class Laps:
+    """Seconds of the parts of a start; what passes until `end` belongs to the part that ends there.
+
+    Attributes:
+        seconds: by part, in order; a part that ends more than once has its sum.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+        self._last = clock()
+
+    def end(self, part: str) -> None:
+        now = self._clock()
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
+        self._last = now
 
 
 @dataclass(frozen=True, slots=True)

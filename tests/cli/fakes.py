@@ -62,7 +62,16 @@ class FakeTokenizer:
         return "".join(map(str, ids))
 
 
+class FakeMemory:
+    def sentence(self) -> str:
+        return "weights 1 MiB"
+
+    def table(self) -> dict[str, str]:
+        return {"target's weights": "1 MiB"}
+
+
 class FakeResolved:
+    memory = FakeMemory()
     dtype, device, kernels, drafter, exactness = "float32", "cpu", "plain", "ngram", "seed"
     notes = ("the context is cut to 64",)
 

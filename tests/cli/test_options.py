@@ -57,6 +57,7 @@ ENGINE = {
     "--max-requests 2": ("max_requests", 2),
     "--max-rows 32": ("max_rows", 32),
     "--num-slots 128": ("num_slots", 128),
+    "--memory-share 0.5": ("memory_share", 0.5),
     "--block-size 8": ("block_size", 8),
     "--no-prefix-cache": ("prefix_cache", False),
     "--kernels plain": ("kernels", "plain"),

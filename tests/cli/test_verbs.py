@@ -212,6 +212,7 @@ def test_doctor(run, engines, monkeypatch):
     assert data["numerics"] == {"mean_kl": 0.0, "texts": 2}
     shown = run("doctor", "m").out
     assert "dtype float32, because this is a toy" in shown
+    assert "target's weights: 1 MiB" in shown
     assert "a toy" in shown
 
 

@@ -44,13 +44,14 @@ def doctor(
     texts = load_prompts(prompts, limit)
     EngineConfig.of(model=model or "", **settings.engine)
     lines: list[str] = []
+    memory: dict[str, str] = {}
     report: dict[str, Any] = {"machine": machine(), "kernels": kernels("cpu", settings.engine.get("threads"))}
     if len(report["machine"]["devices"]) > 1:
         report["gpu_kernels"] = kernels("cuda")
     if model is not None:
         with session(model, settings.engine) as llm:
             report["model"] = llm.describe()
-            lines = llm.resolved.lines()
+            lines, memory = llm.resolved.lines(), llm.resolved.memory.table()
             # As they stand: a chat template, the same in every text, would count once a text.
             ids = [llm.encode(text.content, raw=True) for text in texts]
             report["numerics"] = numerics(llm, settings.engine, ids)
@@ -59,7 +60,7 @@ def doctor(
         return
     if model is not None:
         # A person reads the decisions as sentences; what only the JSON form holds as well is left out here.
-        report["model"] = {"decided": lines, **{name: report["model"].get(name) for name in FOUND}}
+        report["model"] = {"decided": lines, "memory": memory, **{name: report["model"].get(name) for name in FOUND}}
     _show(report, Console(highlight=False, soft_wrap=True))
 
 

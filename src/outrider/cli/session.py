@@ -40,7 +40,8 @@ def session(model: str, engine: Mapping[str, Any]) -> Iterator[Any]:
     try:
         decided = llm.resolved
         summary = f"{decided.dtype} on {decided.device}, {decided.kernels} kernels, drafter {decided.drafter}"
-        for line in (f"{model}: {summary}, exact by {decided.exactness}", *decided.notes):
+        lines = f"{model}: {summary}, exact by {decided.exactness}", f"memory: {decided.memory.sentence()}"
+        for line in (*lines, *decided.notes):
             console.print(line, style="dim", markup=False)
         yield llm
     finally:

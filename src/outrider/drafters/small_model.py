@@ -85,8 +85,7 @@ class SmallModel(Drafter):
             named,
             dtype=config.dtype,
             device=str(target.device),
-            kernels=config.kernels,
-            threads=config.threads,
+            kernels=target.kernels,
         )
         same_vocabulary(target.tokenizer, model.tokenizer)
         return model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,29 +20,32 @@ from outrider.control.depth import DEEPEST, Control
 from outrider.drafters.base import Drafter, Needs, Workshop
 from outrider.drafters.cascade import build
 from outrider.engine.drafter_probe import probe_drafter
-from outrider.engine.memory import MemoryPlan, plan_memory, slot_bytes
+from outrider.engine.memory import MemoryPlan, Room, Wishes, plan_memory, slot_bytes
+from outrider.engine.rehearsal import pass_bytes, pass_cost, take_graphs
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
-from outrider.models.batch import BatchBuilder
 from outrider.models.heads import files, wiring
 from outrider.models.loader import load
 from outrider.models.target import Target
+from outrider.record import Laps
 from outrider.registry import READ_BY, reads
 
 DEFAULT_DRAFTER = "ngram"
 """Needs no weights, no memory and no training, and is silent where it has nothing to say."""
 TRAINED_DRAFTER = "ngram+small_model"
 """Where a small model was trained for the target: the fastest that was measured on a CPU (docs/measurements.md)."""
-HIDDEN = ("memory", "pass_seconds", "probe", "drafter_probe", "reasons", "notes")
+HIDDEN = ("memory", "pass_seconds", "start", "probe", "drafter_probe", "reasons", "notes")
 """Settings with a line of their own, or only in the JSON."""
-TYPICAL_CONTEXT = 256
-"""Keys that each row of a measured pass reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What runs: every setting after its "auto" was decided, and why; printed at start, saved with every report."""
+    """What runs: every setting after its "auto" was decided, and why; printed at start, saved with every report.
+
+    Attributes:
+        pass_seconds: of a pass, by its rows. start: seconds of the parts of the start.
+    """
 
     model: str
     way: str
@@ -66,6 +68,7 @@ class Resolved:
     prefix_cache: bool
     memory: MemoryPlan
     pass_seconds: dict[int, float]
+    start: dict[str, float]
     versions: dict[str, str]
     probe: dict[str, Any] | None
     drafter_probe: dict[str, Any] | None
@@ -73,7 +76,7 @@ class Resolved:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "memory": self.memory.to_json()}
 
     def lines(self) -> list[str]:
         """One line a setting, with its reason where it was decided here."""
@@ -83,23 +86,20 @@ class Resolved:
             f"{name:<{width}}  {value}" + (f"  ({self.reasons[name]})" if name in self.reasons else "")
             for name, value in shown.items()
         ]
-        memory = self.memory
-        lines.append(
-            f"{'memory':<{width}}  weights {memory.weights / 2**20:.0f} MiB, "
-            f"{memory.slots} slots of {memory.slot} bytes = {memory.pages / 2**20:.0f} MiB, "
-            f"workspace {memory.workspace / 2**20:.0f} MiB, of {memory.free / 2**20:.0f} MiB free"
-        )
+        lines.append(f"{'memory':<{width}}  {self.memory.sentence()}")
         passes = ", ".join(f"{rows}: {seconds * 1e3:.1f} ms" for rows, seconds in self.pass_seconds.items())
-        return [*lines, f"{'pass':<{width}}  by rows {passes}", *(f"note: {note}" for note in self.notes)]
+        start = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in self.start.items())
+        lines += [f"{'pass':<{width}}  by rows {passes}", f"{'start':<{width}}  {start}"]
+        return [*lines, *(f"note: {note}" for note in self.notes)]
 
 
 def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | None = None) -> tuple[Engine, Resolved]:
-    """Load the target and the drafter, plan memory, measure what a pass costs, and put the engine together.
+    """Load the target, then `equip` it.
 
     Raises:
         OutriderError: one sentence with its remedy.
     """
-    reasons: dict[str, str] = {}
+    laps = Laps()
     target = load(
         config.model,
         dtype=config.dtype,
@@ -110,21 +110,38 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         self_test=config.self_test,
         widen=config.widen,
         progress=progress,
+        laps=laps,
     )
+    return equip(config, target, laps)
+
+
+def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Resolved]:
+    """Build the drafter, plan memory, measure what a pass costs, and put the engine together around a target.
+
+    Raises:
+        OutriderError: one sentence with its remedy.
+    """
+    reasons: dict[str, str] = {}
     _refuse(config, target)
     drafter = _drafter(config, target, reasons)
+    laps.end("drafter")
     depth = _depth(config, reasons) if drafter else 0
     width = _width(config, drafter, reasons)
     nodes = config.nodes or depth * width
     max_context = _context(config, target, reasons)
     needs = drafter.needs if drafter else Needs()
     memory = _plan(config, target, drafter, nodes + needs.extra_rows, max_context)
+    nodes = min(nodes, memory.nodes)
+    depth = min(depth, nodes)
+    laps.end("memory plan")
     control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, needs.ranks, needs.extra_rows)
-    engine = _engine(config, target, drafter, control, max_context, memory.slots)
+    engine = _engine(config, target, drafter, control, max_context, memory)
+    laps.end("graphs and prices of passes")
     doubts, found = None, None
     if config.self_test and drafter is not None and drafter.nbytes:
         doubts = _doubts(config, target, drafter)
         found = probe_drafter(engine, doubts)
+        laps.end("check of the drafter")
     resolved = Resolved(
         model=target.name,
         way=target.way,
@@ -142,41 +159,53 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         exactness=target.exactness if config.acceptance == "match" else "distribution",
         max_context=max_context,
         max_requests=config.max_requests,
-        max_rows=config.max_rows,
+        max_rows=memory.max_rows,
         block_size=config.block_size,
         prefix_cache=config.prefix_cache,
         memory=memory,
         pass_seconds=engine.control.cost.table(),
+        start=laps.seconds,
         versions=versions(),
         probe=None if target.report is None else asdict(target.report),
         drafter_probe=None if found is None else asdict(found),
         reasons=reasons,
-        notes=(*target.all_notes, *(doubts or ())),
+        notes=(*target.all_notes, *([memory.note] if memory.note else ()), *(doubts or ())),
     )
     return engine, resolved
 
 
 def _plan(config: EngineConfig, target: Target, drafter: Drafter | None, nodes: int, max_context: int) -> MemoryPlan:
-    """Memory for the target's stack and the drafter's, which share the numbers of their slots."""
-    slot = slot_bytes(target.page_specs, target.page_dtype)
-    if drafter and drafter.needs.stack:
-        slot += slot_bytes(drafter.needs.stack, drafter.needs.stack_dtype or target.page_dtype)
-    return plan_memory(
-        weights=target.nbytes + (drafter.nbytes if drafter else 0),
-        slot=slot,
+    """Memory for the target's stack and the drafter's, which share the numbers of their slots, and for all else."""
+    needs = drafter.needs if drafter else Needs()
+    wishes = Wishes(
+        target=target.nbytes,
+        drafter=drafter.nbytes if drafter else 0,
+        target_slot=slot_bytes(target.page_specs, target.page_dtype),
+        drafter_slot=slot_bytes(needs.stack, needs.stack_dtype or target.page_dtype),
         num_slots=config.num_slots,
         block_size=config.block_size,
         max_context=max_context,
-        logit_rows=min(config.max_rows, config.max_requests * (1 + nodes)),
+        max_requests=config.max_requests,
+        max_rows=config.max_rows,
+        nodes=nodes,
+        ranks=needs.ranks,
         vocab_size=target.vocab_size,
-        device=target.device,
     )
+    room = Room.of(target.device, config.memory_share, asked=config.num_slots is not None)
+    plan = plan_memory(wishes, room, pass_bytes(target, config.block_size, max_context, needs.taps))
+    target.kernels.graph_pool.limit = plan.graphs
+    return plan
 
 
 def _engine(
-    config: EngineConfig, target: Target, drafter: Drafter | None, control: Control, max_context: int, num_slots: int
+    config: EngineConfig,
+    target: Target,
+    drafter: Drafter | None,
+    control: Control,
+    max_context: int,
+    memory: MemoryPlan,
 ) -> Engine:
-    needs = drafter.needs if drafter else Needs()
+    needs, num_slots = drafter.needs if drafter else Needs(), memory.slots
     pages = target.make_pages(num_slots)
     if drafter:
         own_pages = None
@@ -185,8 +214,9 @@ def _engine(
         drafter.place(pages, own_pages, config.block_size)
     stacks = (drafter.name,) if drafter and needs.stack else ()
     ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
-    control.cost = PassCost.measure(lambda rows: _time_pass(target, pages, rows, config.block_size))
-    scheduler = Scheduler(ledger, needs, config.max_requests, config.max_rows, max_context)
+    take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
+    control.cost = pass_cost(target, pages, config.block_size)
+    scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
     return Engine(target, pages, scheduler, drafter, control, config.acceptance)
 
 
@@ -271,16 +301,3 @@ def _width(config: EngineConfig, drafter: Drafter | None, reasons: dict[str, str
     if drafter.needs.width > 1:
         reasons["width"] = f"{drafter.name} ranks siblings; control decides how many pay"
     return drafter.needs.width
-
-
-def _time_pass(target: Target, pages: Pages, rows: int, block_size: int) -> float:
-    """Seconds of one pass of `rows` rows that read and write the block that belongs to nobody."""
-    context = min(TYPICAL_CONTEXT, target.max_positions - 1)
-    builder = BatchBuilder(block_size)
-    builder.request([0] * (context // block_size + 1))
-    for _ in range(rows):
-        builder.node(0, context, [0])
-    batch = builder.build(target.device)
-    started = time.perf_counter()
-    target.forward(batch, pages).logits[-1, -1].item()  # waits for the device
-    return time.perf_counter() - started

@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from outrider.config import cache_folder
 from outrider.errors import KernelError
 from outrider.kernels.base import Kernels, KeyIndex, Linear, Program
 from outrider.kernels.native import load_native
@@ -47,6 +48,7 @@ def _triton(kind: str, device: torch.device) -> Kernels:
             "the triton kernels run on a GPU and the device is cpu: choose kernels='auto', or set TRITON_INTERPRET=1 "
             "to debug them"
         )
+    _keep_compiled()
     try:
         from outrider.kernels.triton import first_that_runs
 
@@ -60,6 +62,18 @@ def _triton(kind: str, device: torch.device) -> Kernels:
             "driver), or choose kernels='plain'"
         ) from error
     return kernels
+
+
+def _keep_compiled() -> None:
+    """Triton keeps what it compiles (by source, constants and GPU) in our cache folder, so that a second start finds
+    it; where the user names another folder, or ours cannot be written, it keeps to that."""
+    folder = cache_folder() / "triton"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if os.access(folder, os.W_OK):
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
 
 
 def settle(kernels: Kernels, device: torch.device) -> list[TestOutcome]:

@@ -24,6 +24,7 @@ from outrider.models.module import ModuleModel
 from outrider.models.probe import probe, reference
 from outrider.models.target import FIXED_WIDTH, Model, Original, Target
 from outrider.models.twin import as_twin, twin_model, widening_of
+from outrider.record import Laps
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
@@ -33,13 +34,14 @@ def load(
     *,
     dtype: str = "auto",
     device: str = "auto",
-    kernels: str = "auto",
+    kernels: str | Kernels = "auto",
     threads: int | None = None,
     pass_width: int | None = None,
     fetch: bool = False,
     progress: Progress | None = None,
     self_test: bool = True,
     widen: str | None = None,
+    laps: Laps | None = None,
 ) -> Target:
     """Load a target (or a small drafter model): an alias, a folder, a `.gguf` file or a hub id.
 
@@ -47,10 +49,12 @@ def load(
         dtype: "packed" runs a quantised file's own bits, "float32" and "bfloat16" the dequantised weights. "auto" is
             packed on a CPU where the file and the native kernels allow it, else bfloat16 on a GPU, else what the
             folder holds.
+        kernels: by name, or those of another model on the same device, which are tried already.
         pass_width: rows of every pass of a Transformers module (None: `FIXED_WIDTH`).
         fetch: download an alias that is not there yet, instead of refusing.
         self_test: compare with Transformers' own logits and bit-compare rows among neighbours (`Target.report`).
         widen: enlarge it by this plan of `config.WIDENINGS`; the logits are compared with the original's.
+        laps: told what the parts took.
 
     Raises:
         ModelError: one sentence with its remedy. FetchError: if a download was asked for and failed.
@@ -58,11 +62,12 @@ def load(
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
-    place = resolve_device(device)
+    place, laps = resolve_device(device), laps or Laps()
     source = locate(model, fetch=fetch, progress=progress)
-    chosen = select(kernels, place, threads)
-    if self_test:
+    chosen = select(kernels, place, threads) if isinstance(kernels, str) else kernels
+    if self_test and isinstance(kernels, str):
         settle(chosen, place)
+    laps.end("kernels")
     config = checks.read_config(source)
     tokenizer = checks.read_tokenizer(source)
     if widen is not None and dtype == "packed":
@@ -76,24 +81,31 @@ def load(
         module = checks.read_module(source, config, getattr(torch, dtype), place)
         generation = module.generation_config
         if self_test:
+            laps.end("weights")
             expected = reference(module, true_vocabulary(config, tokenizer))
+            laps.end("checks of the model")
         if widen is not None:
-            twin = twin_of(source.name, widen, module, chosen, tokenizer)
-            return probe(twin, expected) if self_test else twin
-        body = _body(module, place, chosen)
+            target = twin_of(source.name, widen, module, chosen, tokenizer)
+        else:
+            body = body_of(module, chosen)
         del module
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what the lean layers fused is not needed apart, and memory is planned next
-    target = assemble(source.name, body, dtype, place, chosen, tokenizer, config, generation, pass_width)
-    return probe(target, expected) if self_test else target
+    if body is not None:
+        target = assemble(source.name, body, dtype, place, chosen, tokenizer, config, generation, pass_width)
+    laps.end("weights")
+    if self_test:
+        target = probe(target, expected)
+        laps.end("checks of the model")
+    return target
 
 
-def _body(module: Any, device: torch.device, kernels: Kernels) -> Model:
+def body_of(module: Any, kernels: Kernels) -> Model:
     """The lean layers where they compute exactly what the module does, else the module.
 
     On a GPU without kernels made for it the libraries' own linears, under a graph, are the faster way.
     """
-    lean = LeanModel.from_module(module, kernels) if device.type == "cpu" or kernels.name == "triton" else None
+    lean = LeanModel.from_module(module, kernels) if module.device.type == "cpu" or kernels.name == "triton" else None
     return lean or ModuleModel(module, kernels)
 
 

@@ -67,7 +67,8 @@ class Stage:
             }
             self._rooms = {}
             self._program = self._record()
-            self._graphs = type(self._graphs)(self._kernels.graph_pool) if self._graphs else None  # they were over the buffers that went
+            if self._graphs is not None:  # they were over the buffers that went
+                self._graphs = type(self._graphs)(self._kernels.graph_pool)
         if num_rows not in self._rooms:
             self._rooms[num_rows] = {name: buffer[:num_rows] for name, buffer in self._buffers.items()}
         return self._rooms[num_rows]
