@@ -52,6 +52,11 @@ def report(
     vllm: Annotated[
         str, typer.Option(metavar="JSON", help="More keywords for vLLM's LLM, such as its attention_backend.")
     ] = "{}",
+    starts: Annotated[bool, typer.Option(help="Also start afresh twice, with nothing compiled and again.")] = True,
+    random_weights: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help='May be repeated: "window", "long", "experts", or "all"; none if left out.'),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure on one device, in one run: the read limit, passes by rows and requests, drafts, and all else in a cycle.
@@ -59,8 +64,10 @@ def report(
     `--drafter` takes several, joined by commas. With `--widen 8b` the model is a widened twin: a real model's behaviour
     at an 8B's price.
     """
-    from outrider.measure.gpu_report import LAWS, Reporter, Scope
+    from outrider.measure.gpu_report import LAWS, PLAIN, Reporter, Scope
+    from outrider.measure.random_rows import MODELS, chosen
     from outrider.measure.report_page import markdown, plot
+    from outrider.measure.start import Start, measure_starts
 
     names = [name.strip() for name in settings.engine.get("drafter", DRAFTERS).split(",")]
     asked = [prompt for task in by_task(load_prompts(prompts), limit).values() for prompt in task]
@@ -69,7 +76,8 @@ def report(
         raise ConfigError(f"{fixed[0]} cannot be set for a report, which sets it itself: leave it out")
     for name in names:
         EngineConfig.of(model=model, **_settings(settings.engine, {"drafter": name}))
-    problem = unknown("law", law or (), list(LAWS))
+    kinds = unknown("kind of model", random_weights or (), [*MODELS, "all"])
+    problem = unknown("law", law or (), list(LAWS)) or kinds
     if problem:
         raise ConfigError(problem)
     try:
@@ -83,6 +91,10 @@ def report(
 
     def open_llm(own: Mapping[str, Any]) -> Any:
         return LLM(model, **_settings(settings.engine, own))
+
+    def start() -> list[Start]:
+        own = _settings(settings.engine, {"drafter": PLAIN})
+        return measure_starts(model, own, asked[0].content, status.update) if starts else []
 
     def save(found: Mapping[str, Any]) -> None:
         (folder / "report.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
@@ -101,8 +113,9 @@ def report(
             width=siblings,
             peers=peers,
             vllm=options,
+            random=chosen(random_weights or ()),
         )
-        found = Reporter(open_llm, scope, status.update, save).run()
+        found = Reporter(open_llm, scope, start, status.update, save).run()
     plot(found, folder / "report.png")
     if as_json:
         print_json(found)

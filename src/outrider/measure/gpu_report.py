@@ -17,6 +17,8 @@ from outrider.measure.bandwidth import Bandwidth, measure_bandwidth
 from outrider.measure.cycle import Decoding, TimedEngine, answer
 from outrider.measure.passes import key_bytes, measure_passes, streamed_bytes
 from outrider.measure.peers import Peer, transformers_peers, twin_or_module
+from outrider.measure.random_rows import RandomModel, measure_random
+from outrider.measure.start import Start
 from outrider.measure.synthetic import NOT_VALID, measure_synthetic
 from outrider.measure.twin import Likeness, compare
 from outrider.measure.vllm_peer import VllmWork, vllm_peers
@@ -49,6 +51,7 @@ class Scope:
             each. repeats: of a pass. buffer: bytes read to find the limit.
         tau: wanted of synthetic runs, with trees of `depth` levels and `width` siblings; None leaves them out.
         peers: run other engines, too; vllm: more keywords for vLLM's `LLM`.
+        random: models with random weights, one row each.
     """
 
     drafters: Sequence[str]
@@ -66,6 +69,7 @@ class Scope:
     width: int = 1
     peers: bool = True
     vllm: Mapping[str, Any] = field(default_factory=dict)
+    random: Mapping[str, RandomModel] = field(default_factory=dict)
 
     def params(self, law: str) -> SamplingParams:
         return SamplingParams(max_tokens=self.max_tokens, seed=0, ignore_eos=True, **LAWS[law])
@@ -101,8 +105,8 @@ class Reporter:
     """Measures one part after the other; only one engine is held at a time.
 
     Args:
-        open_llm: opens the model with these settings. progress: told what is measured now. save: given the report as
-            far as it is, after every part.
+        open_llm: opens the model with these settings. start: measures what a start takes; no engine is held then.
+        progress: told what is measured now. save: given the report as far as it is, after every part.
     """
 
     _known: _Known
@@ -111,11 +115,13 @@ class Reporter:
         self,
         open_llm: Open,
         scope: Scope,
+        start: Callable[[], Sequence[Start]] = tuple,
         progress: Progress = lambda text: None,
         save: Save = lambda report: None,
     ) -> None:
         self._open_llm = open_llm
         self._scope = scope
+        self._start = start
         self._progress = progress
         self._save = save
 
@@ -125,13 +131,23 @@ class Reporter:
         Raises:
             OutriderError: where plain decoding cannot be measured; what a drafter or a peer lacks is told in its row.
         """
-        report = {**self._basics(), "speculative": [], "peers": []}
+        _free()
+        starts = [asdict(start) for start in self._start()]
+        report = {**self._basics(), "starts": starts, "speculative": [], "random": [], "peers": []}
         self._save(report)
         for name in self._scope.drafters:
             report["speculative"] += self._speculative(name)
             self._save(report)
         if report["twin"] is not None:
             report["twin"] |= asdict(self._likeness())
+            self._save(report)
+        if self._scope.random:
+            _free()
+            limit, repeats = self._known.limit.bytes_per_second, self._scope.repeats
+            rows = measure_random(
+                self._scope.random, self._known.device, limit, self._scope.max_tokens, repeats, self._progress
+            )
+            report["random"] = rows
             self._save(report)
         for peer in self._peers() if self._scope.peers else ():
             report["peers"].append(peer.to_json())
@@ -148,7 +164,7 @@ class Reporter:
             limit = measure_bandwidth(device, scope.buffer)
             self._progress("passes")
             shapes = [*((1, rows) for rows in scope.widths), *((requests, 1) for requests in scope.batches)]
-            passes, notes = measure_passes(target, shapes, scope.context, scope.repeats)
+            passes, notes = measure_passes(target, shapes, scope.context, scope.repeats, llm.engine.pages)
             cost = PassCost({p.rows: p.seconds for p in passes if p.requests == 1})
             self._known = _Known(limit, prompts, cost, llm.config.model, llm.config.widen, target.config, device)
             return {
@@ -242,7 +258,7 @@ class Reporter:
         """Of the read limit: the bytes of a plain cycle, keys at the middle of a reply included."""
         prompts = self._known.prompts
         middle = sum(map(len, prompts)) // len(prompts) + self._scope.max_tokens // 2
-        nbytes = streamed_bytes(target) + together * key_bytes(target, middle)
+        nbytes = streamed_bytes(target, together) + together * key_bytes(target, middle)
         return nbytes / self._known.limit.bytes_per_second / found.cycle
 
     def _likeness(self) -> Likeness:

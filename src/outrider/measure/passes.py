@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from outrider.cache.pages import Pages
 from outrider.engine.memory import free_memory, slot_bytes
 from outrider.errors import CapacityError
 from outrider.measure.cycle import LEAST, seconds_of
@@ -30,7 +31,7 @@ class Pass:
     Attributes:
         seconds: median, alone, from the call until the device is done. queued: mean of `QUEUE` passes that wait for one
             another on the device, so that what the host does for each is hidden; on a CPU there is no queue.
-        nbytes: of the weights that a pass streams, and of the keys and values of every request, once.
+        nbytes: of the weights that a pass streams, and of the keys and values that a request's last token sees, once.
     """
 
     requests: int
@@ -44,8 +45,13 @@ class Pass:
         return self.nbytes / bytes_per_second / self.seconds
 
 
-def streamed_bytes(target: Target) -> int:
-    """Bytes of weights that every pass reads: all but tables, and an embedding that is only looked up."""
+def streamed_bytes(target: Target, rows: int | None = None) -> int:
+    """Bytes of weights that a pass of so many rows reads: all but tables, an embedding that is only looked up, and the
+    experts that no row is expected to choose, if rows choose alike (None: all experts are chosen)."""
+    return _streamed(target) - (0 if rows is None else _idle_bytes(target, rows))
+
+
+def _streamed(target: Target) -> int:
     model: Any = target.model
     head = model.head_rows(None)
     spec = getattr(model, "spec", None)
@@ -57,15 +63,43 @@ def streamed_bytes(target: Target) -> int:
     return int(target.nbytes - tables - (0 if spec.tied else head.nbytes))
 
 
+def _idle_bytes(target: Target, rows: int) -> int:
+    """Expected bytes of experts that none of so many rows chooses."""
+    config = target.config.get_text_config(decoder=True)
+    count = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    module = getattr(target.model, "module", None)
+    if not count or module is None:
+        return 0
+    experts = sum(p.nbytes for p in module.parameters() if p.dim() == 3 and p.shape[0] == count)
+    return int(experts * (1 - config.num_experts_per_tok / count) ** rows)
+
+
 def key_bytes(target: Target, context: int) -> int:
-    """Bytes of the keys and values of one request."""
-    return context * slot_bytes(target.page_specs, target.page_dtype)
+    """Bytes of the keys and values that one request's next token sees: in some layers, no more than a window."""
+    seen = (context if window is None else min(window, context) for window in _windows(target))
+    return sum(
+        count * slot_bytes([page], target.page_dtype) for count, page in zip(seen, target.page_specs, strict=True)
+    )
+
+
+def _windows(target: Target) -> Sequence[int | None]:
+    """Positions that each layer sees, None for all."""
+    model: Any = target.model
+    spec = getattr(model, "spec", None)
+    return [call.window for call in model.calls] if spec is None else spec.windows
 
 
 def measure_passes(
-    target: Target, shapes: Sequence[tuple[int, int]], context: int, repeats: int = 10
+    target: Target,
+    shapes: Sequence[tuple[int, int]],
+    context: int,
+    repeats: int = 10,
+    idle: Pages | None = None,
 ) -> tuple[list[Pass], list[str]]:
     """Time passes of (requests, rows of each) behind `context` known tokens, each request with keys of its own.
+
+    Args:
+        idle: pages of an engine in which nothing is kept, which may have taken most of the memory.
 
     Returns:
         Passes in the order of the shapes, and notes on those that memory does not hold.
@@ -74,13 +108,15 @@ def measure_passes(
         CapacityError: if it holds none.
     """
     context = min(context, target.max_positions - DEEPEST - 1)
-    weights, keys = streamed_bytes(target), key_bytes(target, context)
+    keys = key_bytes(target, context)
     slot = slot_bytes(target.page_specs, target.page_dtype)
-    room = int(free_memory(target.device) * SHARE) // slot
+    held = 0 if idle is None else idle.num_slots
+    room = max(held, int(free_memory(target.device) * SHARE) // slot)
     fitting = [shape for shape in shapes if _slots(*shape, context) <= room]
     if not fitting:
         raise CapacityError(f"no pass fits into memory at a context of {context}: lower it")
-    pages = target.make_pages(max(_slots(*shape, context) for shape in fitting))
+    needed = max(_slots(*shape, context) for shape in fitting)
+    pages = target.make_pages(needed) if idle is None or needed > held else idle
     passes = []
     for requests, rows in fitting:
         batch = _batch(target, requests, rows, context)
@@ -88,7 +124,8 @@ def measure_passes(
         seconds, queued = seconds_of(target.device, run, repeats), None
         if target.device.type == "cuda":
             queued = seconds_of(target.device, partial(_repeat, run, QUEUE), LEAST, 1) / QUEUE
-        passes.append(Pass(requests, rows, seconds, queued, weights + requests * keys))
+        nbytes = streamed_bytes(target, requests * rows) + requests * keys
+        passes.append(Pass(requests, rows, seconds, queued, nbytes))
     notes = [f"{r} requests of {n} rows: more keys than memory holds" for r, n in shapes if (r, n) not in fitting]
     return passes, notes
 

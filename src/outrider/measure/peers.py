@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from outrider.measure.child import first_line
 from outrider.measure.cycle import wait
 from outrider.models.loader import causal_module
 from outrider.models.twin import twin_module, widening_of
@@ -92,7 +93,3 @@ def twin_or_module(name: str, widen: str | None, device: torch.device) -> Any:
         module = twin_module(module, widening_of(module, widen))
     module.set_attn_implementation("sdpa")
     return module
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

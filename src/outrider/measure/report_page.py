@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.measure.random_rows import NO_MEANING
+
 PARTS = ("target", "draft", "rest")
 """Of a cycle."""
 
 
 def markdown(report: Mapping[str, Any]) -> str:
     """All figures in tables; milliseconds, and shares of the read limit."""
-    return (
-        "\n".join((*_head(report), *_passes(report), *_decoding(report), *_speculative(report), *_peers(report))) + "\n"
-    )
+    sections = (_head, _start, _passes, _decoding, _speculative, _random, _peers)
+    return "\n".join(line for section in sections for line in section(report)) + "\n"
 
 
 def _head(report: Mapping[str, Any]) -> Iterator[str]:
@@ -42,6 +43,46 @@ def _head(report: Mapping[str, Any]) -> Iterator[str]:
                 f"{twin['tokens_alike']:.2%} of tokens come before a difference; margins of the greedy ones: {margins}."
             )
     yield from (f"Note: {note}." for note in (*resolved["notes"], *report["notes"]))
+
+
+def _start(report: Mapping[str, Any]) -> Iterator[str]:
+    memory = ", ".join(f"{purpose} {amount}" for purpose, amount in _memory(report["resolved"]["memory"]))
+    yield f"Memory as planned, MiB: {memory}."
+    if not report["starts"]:
+        return
+    yield from ("", "## From the command to the first token, plain decoding, seconds", "")
+    yield "Weights may lie in the system's own cache both times; CUDA graphs are taken anew at every start."
+    yield ""
+    rows = []
+    for start in report["starts"]:
+        parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in start["parts"].items())
+        rows.append((start["kind"], _number(start["seconds"]), start["error"] or parts))
+    yield from _table(("start", "s", "parts"), rows)
+
+
+def _memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Bytes by purpose; what else a plan holds are counts and words."""
+    for name in ("target", "drafter", "target_stack", "drafter_stack", "graphs", "passes", "sampler", "margin", "free"):
+        yield name.replace("_", " "), f"{plan[name] / 2**20:,.0f}"
+
+
+def _random(report: Mapping[str, Any]) -> Iterator[str]:
+    found = report["random"]
+    if not found:
+        return
+    yield from ("", f"## Other kinds of models ({NO_MEANING})", "")
+    rows = []
+    for r in (r for r in found if "error" not in r):
+        one, wide = (f"{_ms(p['seconds'])} ({_share(p['share_of_limit'])})" for p in (r["passes"][0], r["passes"][-1]))
+        width = "any" if r["fixed_width"] is None else f"{r['fixed_width']} rows"
+        ratio = r["passes"][-1]["seconds"] / r["passes"][0]["seconds"]
+        speed = [f"{r['plain']['tokens_per_second']:,.1f}", _share(r["share_of_limit"])]
+        size = f"{r['nbytes'] / 1e9:.1f}"
+        rows.append((r["what"], f"{r['way']}, {width}", size, f"{r['context']:,}", *speed, one, wide, f"{ratio:.3f}"))
+    columns = ("model", "way", "GB", "context", "plain tok/s", "of the limit", "a row, ms", "wide, ms", "x one row")
+    yield from _table(columns, rows)
+    yield from (f"- {r['what']}: {r['error']}" for r in found if "error" in r)
+    yield from (f"- {r['what']}: {note}" for r in found for note in r.get("notes", ()))
 
 
 def _passes(report: Mapping[str, Any]) -> Iterator[str]:

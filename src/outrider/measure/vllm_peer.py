@@ -5,18 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from outrider.engine.memory import free_memory
-from outrider.measure.peers import Peer, first_line
+from outrider.measure.child import ChildError, run_child
+from outrider.measure.peers import Peer
 
 HEAD = '{"method": "eagle3", "rejection_sample_method": "synthetic"}'
 """vLLM's own words for a head of the kind whose bytes ours are compared with, and for acceptance by a given mean."""
@@ -24,8 +23,6 @@ HEAD_WORDS = 32_000
 """Of that head's own vocabulary."""
 SHARE = 0.9
 """Of the free memory that it may take."""
-PATIENCE = 900.0
-"""Seconds that a process may take, its start included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +90,18 @@ def vllm_peers(
             way = "plain" if is_plain else f"head, synthetic tau {work.tau:g}: output not valid"
             name = f"vLLM, {way}, {count} at once"
             progress(name)
-            with tempfile.TemporaryDirectory() as room:
-                file = Path(room) / "job.json"
-                file.write_text(json.dumps(work.job(Path(room), count, is_plain, share)))
-                yield _child(name, file)
+            yield _child(name, partial(work.job, together=count, is_plain=is_plain, share=share))
 
 
-def _child(name: str, file: Path) -> Peer:
+def _child(name: str, job: Callable[[Path], Mapping[str, Any]]) -> Peer:
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0"),
     }
-    command = [sys.executable, "-m", "outrider.measure.vllm_run", str(file)]
     try:
-        subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=True)
-        found = json.loads(file.with_suffix(".out").read_text())
-    except subprocess.CalledProcessError as error:
-        lines = [line for line in (error.stderr or "").strip().splitlines() if "Error" in line] or ["it died"]
-        return Peer(name, error=lines[-1][:300])
-    except (subprocess.TimeoutExpired, OSError, ValueError) as error:
-        return Peer(name, error=first_line(error))
+        found = run_child("vllm_run", job, environment)
+    except ChildError as error:
+        return Peer(name, error=str(error))
     return Peer(name, found["tokens"] / found["seconds"], found["tokens"], found["seconds"])
