@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 import torch
 
 from outrider.errors import KernelError
-from outrider.kernels import build, select, self_test
+from outrider.kernels import _keep_compiled, build, select, self_test
 from outrider.kernels.plain import PlainKernels
 
 CPU = torch.device("cpu")
@@ -100,3 +101,23 @@ def test_the_cache_knows_sources_flags_and_compiler(monkeypatch, tmp_path):
     (changed / "kernels.cpp").write_text("// other")
     monkeypatch.setattr(build, "SOURCES", changed)
     assert here != build._fingerprint(command, ["-O3"])
+
+
+def test_what_triton_compiles_is_kept_in_the_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that it is put back as it was
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    _keep_compiled()
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    _keep_compiled()
+    assert os.environ["TRITON_CACHE_DIR"] == "/elsewhere"
+
+
+def test_where_the_cache_folder_cannot_be_written_triton_keeps_its_own(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that it is put back as it was
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    _keep_compiled()
+    assert "TRITON_CACHE_DIR" not in os.environ

@@ -129,9 +129,10 @@ def test_the_command_writes_the_report(folder, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "w5 w6 w7"}\n')
     words = f"report {folder} --out {tmp_path / 'out'} --prompts {prompts} --drafter ngram --max-tokens 8 --tau 0"
-    words += " --context 16 --num-slots 512 --no-self-test --no-peers --json"
+    words += " --context 16 --num-slots 512 --no-self-test --no-peers --no-starts --json"
     assert main(words.split()) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["starts"], found["random"]) == ([], [])
     assert found == json.loads((tmp_path / "out" / "report.json").read_text())
     assert (tmp_path / "out" / "report.md").read_text().startswith("# ")
     assert main([*words.split(), "--no-adaptive"]) == 2
