@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from outrider.cli.doctor import machine
+import outrider.kernels
+from outrider.cli.doctor import kernels, machine
 from outrider.cli.generate import as_object
 from outrider.cli.session import session
 from outrider.errors import RequestError
@@ -193,6 +194,61 @@ def test_doctor_knows_the_machine():
     assert report["versions"]["torch"]
     assert report["devices"][0] == "cpu"
     assert report["processors"] >= 1
+
+
+class FakeTriton:
+    """A GPU's kernels as the self-test leaves them."""
+
+    name, note, fixed_width, queries, tile = "triton", None, None, None, None
+
+    def keep_one_tile(self) -> None:
+        """Every tile has the same bits."""
+
+
+def on_a_fake_gpu(monkeypatch, failed: tuple[str, ...] = (), fake: type = FakeTriton) -> None:
+    outcomes = [
+        outrider.kernels.TestOutcome(name, name not in failed, "at width 5") for name in ("linear bfloat16", "rms_norm")
+    ]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: "A large card")
+    monkeypatch.setattr("outrider.kernels.self_test", lambda kernels, device: outcomes)
+    real = outrider.kernels.select
+    monkeypatch.setattr(
+        "outrider.kernels.select", lambda kind, device, *more: fake() if device.type == "cuda" else real(kind, device)
+    )
+
+
+def test_doctor_on_a_gpu_tells_tiles_widths_and_the_way(run, engines, monkeypatch):
+    on_a_fake_gpu(monkeypatch)
+    decided = {"way": "lean", "fixed_width": None, "memory": {"slots": 8}, "start": {"weights": 3.0}}
+    monkeypatch.setattr(FakeLLM, "describe", lambda self: decided)
+    monkeypatch.setattr(FakeLLM, "encode", lambda self, text, raw: [1, 2], raising=False)
+    monkeypatch.setattr("outrider.cli.doctor.numerics", lambda llm, engine, texts: {})
+    data = last_object(run("doctor", "m", "--limit", "1", "--json"))
+    assert data["machine"]["devices"] == ["cpu", "A large card"]
+    assert data["gpu_kernels"] == {
+        "name": "triton",
+        "fixed_width": None,
+        "tiles": "equal in every bit",
+        "self_test": {"linear bfloat16": "passed", "rms_norm": "passed"},
+    }
+    assert data["model"] == decided
+    assert "tiles: equal in every bit" in run("doctor").out
+
+
+def test_doctor_tells_of_tiles_that_differ_and_of_kernels_that_fail(monkeypatch):
+    class OneTile(FakeTriton):
+        def keep_one_tile(self) -> str:
+            self.tile = (32, 64)
+            return "linears run by one tile, slower"
+
+    on_a_fake_gpu(monkeypatch, failed=("rms_norm",), fake=OneTile)
+    found = kernels("cuda")
+    assert found["tiles"] == "linears kept to one: their bits differ"
+    assert found["fixed_width"] == 16
+    assert found["self_test"] == {"linear bfloat16": "passed", "rms_norm": "at width 5"}
+    assert "linears run by one tile" in found["note"]
+    assert "rows of rms_norm depend on their number" in found["note"]
 
 
 def test_a_session_always_closes(engines):

@@ -24,7 +24,7 @@ class CountedPool(GraphPool):
 
     def __init__(self, most: int):
         super().__init__()
-        self.limit = most * OWN_BYTES
+        self.limit = most * OWN_BYTES + OWN_BYTES // 2  # the rest for what graphs read
         self.alive = weakref.WeakSet()
 
     def _free(self, device):
@@ -158,7 +158,7 @@ def test_where_memory_is_short_only_passes_without_a_graph_run_slower(target):
         assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
     assert graphs.captures == 0
     (note,) = target.all_notes
-    assert "one of 8 rows may take 16 MiB and 8 MiB are planned for all" in note
+    assert "one of 8 rows may take 16 MiB and 12 MiB are planned for all" in note
 
 
 def test_graphs_that_were_used_longest_ago_give_way_and_what_the_pool_holds_is_counted(target):
@@ -169,7 +169,9 @@ def test_graphs_that_were_used_longest_ago_give_way_and_what_the_pool_holds_is_c
     for batch in (first, silent, first, wide, first, silent):  # silent gives way to wide, and wide to silent
         target.forward(batch, pages)
     assert graphs.captures == 4
-    assert (len(pool.alive), pool.held) == (2, 2 * OWN_BYTES)
+    assert len(pool.alive) == 2
+    assert pool.held == pytest.approx(2 * OWN_BYTES, rel=0.01)
+    assert pool.held > 2 * OWN_BYTES, "with the tensors that they read"
     del pages
     assert pool.has_room(2 * OWN_BYTES), "what went with its pages is free again"
     assert graphs.note is None
@@ -181,7 +183,7 @@ def test_a_pool_is_shared_and_closed_while_memory_is_planned(target):
     pages, batch = target.make_pages(40), passes()[0]
     with pool.closed():
         target.forward(batch, pages)
-    assert (graphs.captures, graphs.note, pool.limit) == (0, None, OWN_BYTES)
+    assert (graphs.captures, graphs.note, pool.limit) == (0, None, 1.5 * OWN_BYTES)
     target.forward(batch, pages)
     assert graphs.captures == 1
     target.model.graphs = other = Replayed(pool)

@@ -98,9 +98,18 @@ def kernels(device: str, threads: int | None = None) -> dict[str, Any]:
     found = {
         "name": chosen.name,
         "fixed_width": chosen.fixed_width,
+        **_tiles(chosen),
         "self_test": {outcome.kernel: "passed" if outcome.passed else outcome.detail for outcome in outcomes},
     }
     return {**found, "note": chosen.note} if chosen.note else found
+
+
+def _tiles(kernels: Any) -> dict[str, str]:
+    """Of a GPU's kernels: whether tiles were found equal in their bits, so that each width takes its fastest."""
+    if kernels.name != "triton":
+        return {}
+    one = [name for name, tile in (("linears", kernels.tile), ("attention", kernels.queries)) if tile is not None]
+    return {"tiles": f"{' and '.join(one)} kept to one: their bits differ" if one else "equal in every bit"}
 
 
 def numerics(llm: Any, engine: Mapping[str, Any], texts: Sequence[Sequence[int]]) -> dict[str, Any]:

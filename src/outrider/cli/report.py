@@ -80,10 +80,7 @@ def report(
     problem = unknown("law", law or (), list(LAWS)) or kinds
     if problem:
         raise ConfigError(problem)
-    try:
-        options = dict(json.loads(vllm))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"vllm={vllm!r} is no JSON object: give one such as {{}}") from error
+    options = _keywords(vllm)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)  # refused now, not after an hour
     fetch_if_missing(model)
@@ -121,6 +118,13 @@ def report(
         print_json(found)
     else:
         write(markdown(found))
+
+
+def _keywords(vllm: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(vllm))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"vllm={vllm!r} is no JSON object: give one such as {{}}") from error
 
 
 def _settings(engine: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,9 +42,10 @@ class GraphPool:
         """Whether a graph of a pass that takes `nbytes` may be taken."""
         return self._held_now() + nbytes <= self.limit
 
-    def keep(self, graph: Any) -> None:
-        """Count a graph as living until nobody refers to it."""
+    def keep(self, graph: Any, nbytes: int = 0) -> None:
+        """Count a graph as living until nobody refers to it; `nbytes` were taken for it before it was `counted`."""
         self._graphs.add(graph)
+        self.held += nbytes
 
     @contextmanager
     def counted(self, device: torch.device) -> Iterator[None]:

@@ -23,7 +23,7 @@ wider passes run without, as their arithmetic takes longer than their launches."
 LEAST_BLOCKS, LEAST_TAIL = 64, 16
 """Columns of the smallest key index that is captured; longer ones double, so that few graphs serve all lengths."""
 OWN_BYTES = 8 << 20
-"""Bytes that a graph is expected to hold beside what its pass takes: its nodes, and the tensors that it reads."""
+"""Bytes that a graph's nodes are expected to take."""
 WARM_UPS = 2
 """Passes before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
 
@@ -109,7 +109,8 @@ class PassGraphs:
     def _take(self, run: Run, static: FlatBatch, owner: Any, shelf: _Shelf) -> _Captured | None:
         """A graph of this pass; None where the pool has no room for it, even without this owner's other graphs."""
         pool, device = self.pool, static.tokens.device
-        nbytes = self._warm_up(run, static, owner) + OWN_BYTES
+        own = _nbytes(static)
+        nbytes = self._warm_up(run, static, owner) + own + OWN_BYTES
         while nbytes <= pool.limit and not pool.has_room(nbytes) and shelf.captured:
             with pool.counted(device):
                 del shelf.captured[next(iter(shelf.captured))]
@@ -121,7 +122,7 @@ class PassGraphs:
             return None
         with pool.counted(device):
             found = self._capture(run, static, owner)
-        pool.keep(found)
+        pool.keep(found, own)
         return found
 
     def _warm_up(self, run: Run, static: FlatBatch, owner: Any) -> int:
@@ -177,6 +178,12 @@ def _static(batch: FlatBatch, num_rows: int, blocks: int, tail: int) -> FlatBatc
     )
     tokens, positions, slots = (values.new_zeros(num_rows) for values in (batch.tokens, batch.positions, batch.slots))
     return FlatBatch(tokens, positions, slots, index, batch.logit_rows)
+
+
+def _nbytes(batch: FlatBatch) -> int:
+    keys = batch.keys
+    index = keys.tables, keys.request, keys.linear, keys.tails, keys.length
+    return sum(values.nbytes for values in (batch.tokens, batch.positions, batch.slots, *index))
 
 
 def _fill(static: FlatBatch, batch: FlatBatch, used: int) -> None:
