@@ -80,7 +80,6 @@ def test_the_plan_holds_for_a_thousand_cycles_at_the_largest_of_everything():
     gc.collect()
     torch.cuda.empty_cache()
     weights = torch.cuda.memory_reserved()
-    torch.cuda.reset_peak_memory_stats()
     config = EngineConfig(
         model=LARGE.what, drafter="early_exit", memory_share=0.95, max_requests=64, depth=8, width=4, max_rows=512
     )
@@ -88,7 +87,7 @@ def test_the_plan_holds_for_a_thousand_cycles_at_the_largest_of_everything():
     plan = resolved.memory
     assert plan.note is None
     generator = torch.Generator().manual_seed(0)
-    number, least = 0, torch.cuda.mem_get_info(GPU)[0]
+    number, most, least = 0, 0, torch.cuda.mem_get_info(GPU)[0]
     with engine.always_guessing(8, 4):
         for _ in range(CYCLES):
             while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 64:
@@ -98,13 +97,13 @@ def test_the_plan_holds_for_a_thousand_cycles_at_the_largest_of_everything():
                 engine.add(Request(number, prompt, params, number, limit=200))
                 number += 1
             engine.step()
+            most = max(most, torch.cuda.memory_reserved() - weights)  # PyTorch keeps what a cycle took
             least = min(least, torch.cuda.mem_get_info(GPU)[0])
-    grown = torch.cuda.max_memory_reserved() - weights
-    assert grown <= plan.taken + plan.margin, resolved.memory.table()
+    assert most <= plan.taken + plan.margin, resolved.memory.table()
     assert least >= 0.05 * torch.cuda.mem_get_info(GPU)[1] - plan.margin
     pool = target.kernels.graph_pool
     assert 0 < pool.held <= pool.limit == plan.graphs
-    print(f"planned {plan.taken / 2**20:,.0f} MiB, held at most {grown / 2**20:,.0f} MiB; {plan.sentence()}")
+    print(f"planned {plan.taken / 2**20:,.0f} MiB, held at most {most / 2**20:,.0f} MiB; {plan.sentence()}")
 
 
 def test_doctor_tells_the_way_the_width_and_the_tiles(folder, capsys):

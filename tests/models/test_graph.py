@@ -144,6 +144,24 @@ def test_a_module_that_cannot_be_captured_runs_as_it_is_and_says_so(target):
     assert "more" not in note
 
 
+def test_running_out_of_memory_costs_one_graph_and_not_all(target):
+    class Full(Replayed):
+        def _warm_up(self, run, static, owner):
+            if static.keys.tables.shape[1] > 64:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return 0
+
+    batches = passes()
+    plain, _ = outputs(target, batches)
+    target.model.graphs = graphs = Full()
+    for _ in range(2):
+        found, _ = outputs(target, batches)
+        assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+    assert graphs.captures == 4, "in each round all but the one over a long table"
+    (note,) = target.all_notes
+    assert "no memory left" in note
+
+
 def test_where_memory_is_short_only_passes_without_a_graph_run_slower(target):
     class Large(Replayed):
         def _warm_up(self, run, static, owner):

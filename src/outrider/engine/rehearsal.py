@@ -40,19 +40,21 @@ def take_graphs(target: Target, pages: Pages, rows: int, block_size: int, taps: 
     are met. Where nothing runs as a graph, nothing happens."""
     if getattr(target.model, "graphs", None) is None:
         return
-    for width in sorted({rows, *(width for width in WIDTHS if width < rows)}, reverse=True):
+    widest = min(rows, target.fixed_width or rows)
+    widths = {widest} if target.fixed_width else {widest, *(width for width in WIDTHS if width < widest)}
+    for width in sorted(widths, reverse=True):
         target.forward(_blank(target, width, block_size), pages, taps=taps)
 
 
-def pass_cost(target: Target, pages: Pages, block_size: int) -> PassCost:
+def pass_cost(target: Target, pages: Pages, block_size: int, taps: tuple[int, ...] = ()) -> PassCost:
     """Seconds of passes by rows, which read and write the block that belongs to nobody."""
-    return PassCost.measure(lambda rows: _seconds(target, pages, rows, block_size))
+    return PassCost.measure(lambda rows: _seconds(target, pages, rows, block_size, taps))
 
 
-def _seconds(target: Target, pages: Pages, rows: int, block_size: int) -> float:
+def _seconds(target: Target, pages: Pages, rows: int, block_size: int, taps: tuple[int, ...]) -> float:
     batch = _blank(target, rows, block_size)
     started = time.perf_counter()
-    target.forward(batch, pages).logits[-1, -1].item()  # waits for the device
+    target.forward(batch, pages, taps=taps).logits[-1, -1].item()  # waits for the device
     return time.perf_counter() - started
 
 

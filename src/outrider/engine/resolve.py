@@ -215,7 +215,7 @@ def _engine(
     stacks = (drafter.name,) if drafter and needs.stack else ()
     ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
     take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
-    control.cost = pass_cost(target, pages, config.block_size)
+    control.cost = pass_cost(target, pages, config.block_size, needs.taps)
     scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
     return Engine(target, pages, scheduler, drafter, control, config.acceptance)
 

@@ -91,6 +91,8 @@ class PassGraphs:
             kept = [values.clone() for values in inputs]
             try:
                 found = self._take(run, static, owner, shelf)
+            except torch.OutOfMemoryError:  # others took what was planned
+                self.note = "some passes run without a CUDA graph, slower: the device has no memory left for one"
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 self.note, self._gave_up = f"passes run without a CUDA graph, slower: {reason[0]}", True
