@@ -49,7 +49,7 @@ class Replayed(PassGraphs):
             for layer, states in tapped.items():
                 output[1][layer].copy_(states)
 
-        captured = _Captured(SimpleNamespace(replay=replay), static, output)
+        captured = _Captured(SimpleNamespace(replay=replay), output, static)
         if isinstance(self.pool, CountedPool):
             self.pool.alive.add(captured)
         return captured

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
 
 UNPLANNED = 1 << 30
 """Bytes that graphs may hold before a memory plan says how many, and where nobody makes one."""
+WARM_UPS = 2
+"""Runs before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
+Made = TypeVar("Made")
 
 
 class GraphPool:
@@ -56,14 +59,37 @@ class GraphPool:
         finally:
             self.held = max(0, self._held_now() + before - self._free(device))
 
-    def handle(self) -> Any:
-        """PyTorch's name of the pool; a new one where the last of its graphs is gone, since the old went with it."""
-        if not self._graphs or self._handle is None:
-            self._handle = torch.cuda.graph_pool_handle()
-        return self._handle
+    def warm_up(self, device: torch.device, run: Callable[[], object]) -> int:
+        """Run what is to be captured until nothing is set up any more -> bytes that it takes while it runs."""
+        if device.type != "cuda":
+            return 0
+        with torch.cuda.device(device):
+            stream = self._side_stream(device)
+            stream.wait_stream(torch.cuda.current_stream())
+            before = torch.cuda.memory_allocated()
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    torch.cuda.reset_peak_memory_stats()
+                    run()
+            torch.cuda.current_stream().wait_stream(stream)
+            return torch.cuda.max_memory_allocated() - before
 
-    def stream(self, device: torch.device) -> Any:
-        """The stream on which passes are tried and taken; PyTorch keeps memory apart for every stream there is."""
+    def capture(self, device: torch.device, run: Callable[[], Made]) -> tuple[Any, Made]:
+        """A graph of what `run` asks of the device, and the tensors that it gave, which every replay writes over.
+
+        Raises:
+            RuntimeError: whatever CUDA refuses while a graph is taken.
+        """
+        if not self._graphs or self._handle is None:  # the pool went with the last of its graphs
+            self._handle = torch.cuda.graph_pool_handle()
+        with torch.cuda.device(device):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._handle, stream=self._side_stream(device)):
+                made = run()
+        return graph, made
+
+    def _side_stream(self, device: torch.device) -> Any:
+        """Where runs are tried and captured; PyTorch keeps memory apart for every stream that there is."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)
         return self._stream

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,8 +25,6 @@ LEAST_BLOCKS, LEAST_TAIL = 64, 16
 """Columns of the smallest key index that is captured; longer ones double, so that few graphs serve all lengths."""
 OWN_BYTES = 8 << 20
 """Bytes that a graph's nodes are expected to take."""
-WARM_UPS = 2
-"""Passes before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -33,8 +32,8 @@ class _Captured:
     """One graph with the tensors that it reads and writes; `used` rows of the latter hold a pass, the others fill."""
 
     graph: Any
-    batch: FlatBatch
     output: Output
+    batch: FlatBatch
     used: int = 0
 
 
@@ -129,27 +128,11 @@ class PassGraphs:
 
     def _warm_up(self, run: Run, static: FlatBatch, owner: Any) -> int:
         """Run a pass until nothing is set up any more -> bytes that it takes while it runs."""
-        device = static.tokens.device
-        if device.type != "cuda":
-            return 0
-        with torch.cuda.device(device):
-            stream = self.pool.stream(device)
-            stream.wait_stream(torch.cuda.current_stream())
-            before = torch.cuda.memory_allocated()
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
-                    torch.cuda.reset_peak_memory_stats()
-                    run(static, owner)
-            torch.cuda.current_stream().wait_stream(stream)
-            return torch.cuda.max_memory_allocated() - before
+        return self.pool.warm_up(static.tokens.device, partial(run, static, owner))
 
     def _capture(self, run: Run, static: FlatBatch, owner: Any) -> _Captured:
-        device = static.tokens.device
-        with torch.cuda.device(device):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool.handle(), stream=self.pool.stream(device)):
-                output = run(static, owner)
-        return _Captured(graph, static, output)
+        graph, output = self.pool.capture(static.tokens.device, partial(run, static, owner))
+        return _Captured(graph, output, static)
 
 
 def bucket(num_rows: int) -> int | None:
