@@ -88,7 +88,7 @@ def test_the_plan_holds_for_a_thousand_cycles_at_the_largest_of_everything():
     assert plan.note is None
     generator = torch.Generator().manual_seed(0)
     number, most, least = 0, 0, torch.cuda.mem_get_info(GPU)[0]
-    with engine.always_guessing(8, 4):
+    with engine.always_guessing(7, 1):  # 64 roots and as many chains of 7 fill the widest pass
         for _ in range(CYCLES):
             while len(engine.scheduler.running) + len(engine.scheduler.waiting) < 64:
                 length = int(torch.randint(1, 1500, (1,), generator=generator))
