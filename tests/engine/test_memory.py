@@ -167,6 +167,8 @@ def test_graphs_are_taken_the_largest_first(monkeypatch):
     target = replace(target, fixed_width=None)
     take_graphs(target, target.make_pages(32), 48, 16)
     assert widths[1:] == [48, 32, 16, 8, 4, 2, 1]
+    take_graphs(target, target.make_pages(32), 1000, 16)
+    assert widths[8] == 512, "wider passes have no graph"
 
 
 @pytest.fixture

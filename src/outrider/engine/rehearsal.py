@@ -12,6 +12,7 @@ from outrider.cache.pages import Pages
 from outrider.control.cost import WIDTHS, PassCost
 from outrider.engine.memory import PASS
 from outrider.models.batch import BatchBuilder, FlatBatch
+from outrider.models.graph import BUCKETS
 from outrider.models.target import Target
 
 TYPICAL_CONTEXT = 256
@@ -36,11 +37,11 @@ def pass_bytes(
 
 
 def take_graphs(target: Target, pages: Pages, rows: int, block_size: int, taps: tuple[int, ...] = ()) -> None:
-    """Run the widest pass once, then narrower ones, so that graphs are taken the largest first; others follow as they
-    are met. Where nothing runs as a graph, nothing happens."""
+    """Run the widest pass that has a graph once, then narrower ones, so that graphs are taken the largest first; others
+    follow as they are met. Where nothing runs as a graph, nothing happens."""
     if getattr(target.model, "graphs", None) is None:
         return
-    widest = min(rows, target.fixed_width or rows)
+    widest = min(rows, target.fixed_width or BUCKETS[-1])
     widths = {widest} if target.fixed_width else {widest, *(width for width in WIDTHS if width < widest)}
     for width in sorted(widths, reverse=True):
         target.forward(_blank(target, width, block_size), pages, taps=taps)
