@@ -120,9 +120,10 @@ def test_a_plan_is_never_more_than_there_is(
     assert plan.slots % block == 0
     assert 1 <= plan.max_rows <= rows
     assert plan.nodes <= min(nodes, plan.max_rows - 1)
-    # In total the sampler holds a row of logits, of laws and of guesses for every row that has any.
+    # Laws, and a drafter's own, for every row that has logits.
     told = min(plan.max_rows, requests * (1 + plan.nodes))
-    assert plan.passes + plan.sampler >= told * vocab * (24 if ranks else 12)
+    assert plan.passes >= takes(plan.max_rows, told)
+    assert plan.sampler >= told * vocab * (20 if ranks else 8)
     lowered = plan.max_rows < rows or plan.nodes < nodes or bool(margin and not plan.graphs)
     assert lowered == (plan.note is not None)
     assert plan.to_json()["taken"] == plan.taken
