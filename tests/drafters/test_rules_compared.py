@@ -37,7 +37,7 @@ def full_tree(acceptance: str, context: Context, width: int, levels: int, distur
             if acceptance == "match":
                 (children,) = candidates.best(q.unsqueeze(0), [place], width)
             else:
-                children, law = candidates.draw(q, place, width, node)
+                ((children, law),) = candidates.draw(q.unsqueeze(0), [place], [width], [node])
                 kept += [law] * len(children)
             for child in children:
                 below.append(len(tokens))

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 
+import torch
+
 
 class Chooser:
     """Follows a script of choices, then takes the first open branch and remembers the others."""
@@ -23,17 +25,20 @@ class Chooser:
         return choice
 
 
-class Coin:
-    """A uniform that is not drawn but split: `coin < threshold` holds in a share `threshold` of all cases."""
+class Explored:
+    """The choices of a walk that are not drawn but split: a child is accepted in a share `ratio` of all cases."""
 
     def __init__(self, choose):
-        self.choose, self.thrown = choose, False
+        self.choose, self.thrown = choose, set()
 
-    def __lt__(self, threshold):
-        assert not self.thrown, "a uniform was used twice"
-        self.thrown = True
-        share = min(1.0, max(0.0, float(threshold)))
-        return self.choose([share, 1.0 - share]) == 0
+    def accept(self, trees, nodes, ratios):
+        assert not self.thrown & {*zip(trees, nodes, strict=True)}, "a coin was thrown twice"
+        self.thrown |= {*zip(trees, nodes, strict=True)}
+        shares = [min(1.0, max(0.0, ratio)) for ratio in ratios.tolist()]
+        return torch.tensor([self.choose([share, 1.0 - share]) == 0 for share in shares])
+
+    def pick(self, nodes, weights):
+        return torch.tensor([self.choose(row) for row in weights.tolist()])
 
 
 def explore(program):

@@ -76,8 +76,8 @@ def drawn_tree(request):
     """Two siblings, one child below the first, from a law unlike the target's."""
     text = tuple(request.output)
     key = (request.seed, request.sample, len(text))
-    first = draft_siblings(draft_law(text), 2, *key, ROOT)
-    below = draft_siblings(draft_law((*text, first[0])), 1, *key, 0)
+    (first,) = draft_siblings(draft_law(text)[None], [2], [key], [ROOT]).tolist()
+    (below,) = draft_siblings(draft_law((*text, first[0]))[None], [1], [key], [0]).tolist()
     laws = torch.stack([draft_law(text), draft_law(text), draft_law((*text, first[0]))])
     return DraftTree((*first, *below), (ROOT, ROOT, 0), laws)
 
@@ -120,8 +120,9 @@ def test_siblings_are_drawn_without_replacement(num):
     q = torch.tensor([0.5, 0.3, 0.15, 0.05])
     counts = dict.fromkeys(itertools.permutations(range(4), num), 0)
     num_draws = 6_000
-    for position in range(num_draws):
-        counts[draft_siblings(q, num, 77, 1, position, 2)] += 1
+    keys = [(77, 1, position) for position in range(num_draws)]
+    for tokens in draft_siblings(q.expand(num_draws, -1), [num] * num_draws, keys, [2] * num_draws).tolist():
+        counts[tuple(tokens)] += 1
     expected = []
     for tokens in counts:
         chance, left = 1.0, 1.0

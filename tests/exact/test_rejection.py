@@ -5,13 +5,14 @@ import inspect
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
-from explore import Coin, explore, extend
+from explore import Explored, explore, extend
 
 from outrider.kernels import noise
 from outrider.sampling.context import Context
-from outrider.sampling.rejection import accept_uniforms, draft_siblings, invert, pick_residual, verify_rejection
+from outrider.sampling.rejection import KeyedChoices, draft_siblings, invert, verify_rejection
 from outrider.sampling.warp import law, warp
 from outrider.tree import ROOT, DraftTree
 from tests.laws import ToyModel, make
@@ -70,12 +71,12 @@ def grow(choose, shape, q, text, keep=lambda token, law: True):
 def one_cycle(text, choose, p, propose):
     """What a cycle adds after `text`, through the real walk."""
     tree = propose(choose, text)
-    coins = [Coin(choose) for _ in tree.tokens]
 
-    def law_at(node):
-        return p((*text, *(tree.tokens[i] for i in tree.path(node))))
+    def laws_at(trees, nodes):
+        return torch.stack([p((*text, *(tree.tokens[i] for i in tree.path(node)))) for node in nodes])
 
-    return verify_rejection(tree, law_at, coins, lambda node, weights: choose(weights.tolist())).tokens
+    (verdict,) = verify_rejection([tree], laws_at, Explored(choose))
+    return verdict.tokens
 
 
 def text_law(p, propose, length):
@@ -186,29 +187,67 @@ def test_dropping_a_sibling_after_seeing_it_biases_the_law():
     assert largest_error(p, text_law(p, pruned, 2), 3, 2) > 1e-2
 
 
+def test_two_trees_walked_together_have_the_law_of_each_alone():
+    """Every outcome of both: they meet in waves, and nothing of one enters the other."""
+    p, q = laws_of(3)
+
+    def both(choose, texts):
+        trees = [grow(choose, [2], q, texts[0]), grow(choose, [1, 1], q, texts[1])]
+
+        def laws_at(numbers, nodes):
+            paths = [trees[number].path(node) for number, node in zip(numbers, nodes, strict=True)]
+            told = [(*texts[n], *(trees[n].tokens[i] for i in path)) for n, path in zip(numbers, paths, strict=True)]
+            return torch.stack([p(text) for text in told])
+
+        return tuple(verdict.tokens for verdict in verify_rejection(trees, laws_at, Explored(choose)))
+
+    got = explore(lambda choose: both(choose, ((), (1,))))
+    alone = [
+        explore(lambda choose: one_cycle((), choose, p, lambda choose, text: grow(choose, [2], q, text))),
+        explore(lambda choose: one_cycle((1,), choose, p, lambda choose, text: grow(choose, [1, 1], q, text))),
+    ]
+    assert math.isclose(sum(got.values()), 1, abs_tol=1e-12)
+    for first, second in itertools.product(*alone):
+        assert math.isclose(got.get((first, second), 0.0), alone[0][first] * alone[1][second], abs_tol=1e-12)
+
+
 def test_the_door_fixes_the_count_before_it_draws():
-    """Only a number goes in, every child drawn comes out, and a larger number changes no earlier child."""
-    assert list(inspect.signature(draft_siblings).parameters) == ["law", "num", "seed", "sample", "position", "node"]
+    """Only numbers go in, every child drawn comes out, and a larger number changes no earlier child."""
+    assert list(inspect.signature(draft_siblings).parameters) == ["laws", "nums", "keys", "nodes"]
     generator = torch.Generator().manual_seed(0)
     for position in range(200):
         q = torch.rand(6, generator=generator) * (torch.rand(6, generator=generator) > 0.4)
         support = int((q > 0).sum())
-        drawn = [draft_siblings(q, num, 7, 0, position, ROOT) for num in range(8)]
+        drawn = drafted(q.expand(8, -1), range(8), [(7, 0, position)] * 8, [ROOT] * 8)
         for num, tokens in enumerate(drawn):
             assert len(tokens) == min(num, support)
             assert tokens == drawn[7][:num]
             assert len(set(tokens)) == len(tokens)
             assert all(q[token] > 0 for token in tokens)
-    assert draft_siblings(torch.full((6,), torch.nan), 3, 7, 0, 0, ROOT) == ()
+    assert drafted(torch.full((1, 6), torch.nan), [3], [(7, 0, 0)], [ROOT]) == [()]
+
+
+def drafted(laws, nums, keys, nodes):
+    """The children of each node, without what fills up the rows."""
+    rows = draft_siblings(laws, list(nums), keys, nodes).tolist()
+    return [tuple(token for token in row if token >= 0) for row in rows]
 
 
 @pytest.mark.parametrize("weights", [(1, 2, 3), (0, 5, 0), (4, 0, 0, 3), (1, 1, 1, 1), (0, 0, 7)])
 def test_inversion_hits_every_token_exactly_its_share_of_the_time(weights):
     cells = 12 * sum(weights)
-    drawn = [invert(torch.tensor(weights, dtype=torch.float64), (k + 0.5) / cells) for k in range(cells)]
+    uniforms = [(k + 0.5) / cells for k in range(cells)] + [0.5 * 2.0**-52, 1 - 2.0**-53]
+    rows = torch.tensor(weights, dtype=torch.float64).expand(len(uniforms), -1)
+    *drawn, least, most = invert(rows, torch.tensor(uniforms, dtype=torch.float64)).tolist()
     assert [drawn.count(token) for token in range(len(weights))] == [12 * weight for weight in weights]
-    extremes = [0.5 * 2.0**-52, 1 - 2.0**-53]
-    assert all(weights[invert(torch.tensor(weights, dtype=torch.float64), u)] > 0 for u in extremes)
+    assert weights[least] > 0
+    assert weights[most] > 0
+
+
+@pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, math.nan], [0.5, math.nan]])
+def test_inversion_of_no_law_names_no_token(row):
+    rows = torch.tensor([[0.25, 0.75], row], dtype=torch.float64)
+    assert invert(rows, torch.tensor([0.5, 0.5], dtype=torch.float64)).tolist() == [1, -1]
 
 
 def test_no_two_draws_share_a_counter(monkeypatch):
@@ -216,20 +255,19 @@ def test_no_two_draws_share_a_counter(monkeypatch):
     blocks = []
 
     def recording(counter, key):
-        blocks.append((*counter, *key))
+        columns = np.broadcast_arrays(*counter, *key)
+        blocks.extend(zip(*(column.flatten().tolist() for column in columns), strict=True))
         return philox(counter, key)
 
     philox = noise.philox4x32
     monkeypatch.setattr(noise, "philox4x32", recording)
-    law_ = torch.full((5,), 0.2)
-    num_draws = 0
-    for sample, cycle in itertools.product(range(2), (0, 1, 2, 255, 256, 257, 65536)):
-        for node in range(ROOT, 40):
-            num_draws += math.ceil(len(draft_siblings(law_, 4, 5, sample, cycle, node)) / 2)
-            pick_residual(node, law_.double(), 5, sample, cycle)
-            num_draws += 1
-        num_draws += len(accept_uniforms(40, 5, sample, cycle))
-    assert len(blocks) == num_draws
+    keys = [(5, sample, cycle) for sample, cycle in itertools.product(range(2), (0, 1, 2, 255, 256, 257, 65536))]
+    for node in range(ROOT, 40):
+        draft_siblings(torch.full((len(keys), 5), 0.2), [4] * len(keys), keys, [node] * len(keys))
+    num_drafted = len(blocks)
+    assert num_drafted == len(keys) * 41 * 2  # two coins a block
+    KeyedChoices([DraftTree.chain(range(40))] * len(keys), keys)
+    assert len(blocks) - num_drafted == len(keys) * (40 + 41)
     assert len(set(blocks)) == len(blocks)
     last_words = {block[3] for block in blocks}
     assert noise.stream(noise.Purpose.MATCH) not in last_words

@@ -79,10 +79,16 @@ def test_streams_of_purposes_and_nodes_are_disjoint():
     assert max(streams) < 2**32
 
 
-def test_scalars_are_built_from_the_words_of_the_same_stream():
-    seed, sample, position, stream = 2**64 - 5, 3, 77, noise.stream(noise.Purpose.ACCEPT, 9)
-    columns = [torch.tensor([value]) for value in (seed - 2**64, sample, position)]
-    words = noise.words(*columns, stream, 10)[0].tolist()
-    expected = [((words[i] * 2**32 + words[i + 1]) // 2**12 + 0.5) / 2**52 for i in range(0, 10, 2)]
-    assert noise.scalars(seed, sample, position, stream, 5) == expected
+def test_coins_are_built_from_the_words_of_the_same_streams():
+    keys = [(2**64 - 5, 3, 77), (2**63, 0, 0), (12, 1, 2**31)]
+    streams = [noise.stream(noise.Purpose.ACCEPT, 9), noise.stream(noise.Purpose.RESIDUAL)]
+    expected = []
+    for seed, sample, position in keys:
+        columns = [torch.tensor([value]) for value in (seed - 2**64 if seed >= 2**63 else seed, sample, position)]
+        rows = [noise.words(*columns, stream, 10)[0].tolist() for stream in streams]
+        expected.append([[((w[i] * 2**32 + w[i + 1]) // 2**12 + 0.5) / 2**52 for i in range(0, 10, 2)] for w in rows])
+    for num in range(1, 6):
+        assert noise.coins(keys, streams, num).tolist() == [[row[:num] for row in rows] for rows in expected]
+    own = noise.coins(keys, [[streams[0]], [streams[1]], [streams[0]]], 5).tolist()
+    assert own == [expected[0][:1], expected[1][1:], expected[2][:1]]
     assert all(0 < u < 1 for u in (0.5 * 2.0**-52, (2**52 - 0.5) * 2.0**-52))

@@ -17,8 +17,8 @@ from outrider.errors import RequestError
 from outrider.kernels.base import Kernels
 from outrider.models.batch import tensor_of
 from outrider.sampling.context import Context, Row
-from outrider.sampling.rejection import draft_siblings
-from outrider.sampling.warp import explain, law, warp
+from outrider.sampling.rejection import draft_siblings, parts
+from outrider.sampling.warp import laws, warp
 from outrider.tree import DraftTree
 
 Keys = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -128,31 +128,55 @@ class Candidates:
         return found
 
     def draw(
-        self, logits: Tensor, place: Place, num: int, node: int, trust: float = 1.0
-    ) -> tuple[list[Candidate], Tensor | None]:
-        """`num` children of `node` from the drafter's law without replacement, in the order drawn; and that law.
+        self,
+        logits: Tensor,
+        places: Sequence[Place],
+        nums: Sequence[int],
+        nodes: Sequence[int],
+        trust: Sequence[float] | None = None,
+    ) -> list[tuple[list[Candidate], Tensor]]:
+        """`nums` children of each of `nodes` from the drafter's law without replacement, in the order drawn; that law.
 
-        logits: (V_d,). The law is (V,) float32; None, and no children, where there is none. For the rejection rule:
-        `num` must not depend on these children, and every child must enter the tree.
+        A law is (V,) float32; no children where there is none. For the rejection rule: `nums` must not depend on these
+        children, and every child must enter the tree. trust: as in `best`.
         """
-        weights = _warp(self._full(logits[: self._vocab_size]), place.row())
-        if explain(weights) is not None:
-            return [], None
-        context, request = place.context, place.context.request
-        q = law(weights, context.temperature).to(torch.float32)
-        tokens = draft_siblings(q, num, request.seed, request.sample, context.position, node)
-        chances = q[list(tokens)].tolist()
-        depth = len(place.path) + 1
-        children = []
-        for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
-            prior = trust * chance
-            weight, cell = self._drawn.weigh(chance, prior, rank, depth)
-            children.append(Candidate(token, weight, prior, rank, cell, self._drawn))
-        return children, q
+        found = []
+        for part in parts(range(len(places)), self._vocab_size, logits.device):
+            q = self._laws(logits[part[0] : part[-1] + 1], [places[row] for row in part])
+            contexts = [places[row].context for row in part]
+            keys = [(context.request.seed, context.request.sample, context.position) for context in contexts]
+            tokens = draft_siblings(q, [nums[row] for row in part], keys, [nodes[row] for row in part])
+            chances = q.gather(1, tokens.clamp(min=0))
+            told = torch.stack((tokens.to(torch.float64), chances.to(torch.float64))).tolist()  # the host asks but once
+            for row, law_, drawn, qs in zip(part, q, *told, strict=True):
+                doubt, depth = 1.0 if trust is None else trust[row], len(places[row].path) + 1
+                found.append((self._by_draw(drawn, qs, depth, doubt), law_))
+        return found
 
     def rate(self, rank: int) -> float:
         """Mean chance that the child drawn as number `rank` is accepted."""
         return self._drawn.rate(rank)
+
+    def _laws(self, logits: Tensor, places: Sequence[Place]) -> Tensor:
+        """The drafter's laws over the target's vocabulary: (P, V) float32, all NaN where a row has none."""
+        weights = self._full(logits[:, : self._vocab_size])
+        warped = [row for row, place in enumerate(places) if place.warps]
+        if warped and weights.data_ptr() == logits.data_ptr():
+            weights = weights.clone()
+        for row in warped:
+            weights[row] = _warp(weights[row], places[row].row())
+        temperatures = tensor_of([place.context.temperature for place in places], np.float64, logits.device)
+        return laws(weights, temperatures).to(torch.float32)
+
+    def _by_draw(self, tokens: Sequence[float], chances: Sequence[float], depth: int, doubt: float) -> list[Candidate]:
+        """Of drawn children q is the prior."""
+        candidates = []
+        for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
+            if token >= 0:
+                prior = doubt * chance
+                weight, cell = self._drawn.weigh(chance, prior, rank, depth)
+                candidates.append(Candidate(int(token), weight, prior, rank, cell, self._drawn))
+        return candidates
 
     def _by_chance(
         self, ranked: Sequence[tuple[float, int]], mass: float, depth: int, width: int, doubt: float
@@ -215,11 +239,11 @@ class Candidates:
         return logits
 
     def _full(self, logits: Tensor) -> Tensor:
-        """(V_d,) -> (V,), -inf for tokens that the drafter lacks."""
-        if logits.shape[0] == self._vocab_size and self._kept is None:
+        """(..., V_d) -> (..., V), -inf for tokens that the drafter lacks."""
+        if logits.shape[-1] == self._vocab_size and self._kept is None:
             return logits
-        full = logits.new_full((self._vocab_size,), -math.inf)
-        full[slice(logits.shape[0]) if self._kept is None else self._kept] = logits
+        full = logits.new_full((*logits.shape[:-1], self._vocab_size), -math.inf)
+        full[..., slice(logits.shape[-1]) if self._kept is None else self._ids_on(logits.device)] = logits
         return full
 
     def _token(self, column: int) -> int:

@@ -149,12 +149,15 @@ class Trees:
                 sprout, node, num = rows[index]
                 for candidate in candidates[:num]:
                     sprout.add(node, index, candidate)
-        for index, (sprout, node, num) in enumerate(rows):
-            if sprout.is_drawn and num:
-                factor = 1.0 if trust is None else trust[index]
-                candidates, law = self._candidates.draw(logits[index], sprout.place(node), num, node, factor)
+        drawn = [index for index, (sprout, _, num) in enumerate(rows) if sprout.is_drawn and num]
+        if drawn:
+            part = logits if len(drawn) == len(rows) else logits[drawn]
+            doubts = None if trust is None else [trust[index] for index in drawn]
+            asked, nodes, nums = zip(*(rows[index] for index in drawn), strict=True)
+            places = [sprout.place(node) for sprout, node in zip(asked, nodes, strict=True)]
+            families = self._candidates.draw(part, places, nums, nodes, doubts)
+            for index, sprout, node, (candidates, law) in zip(drawn, asked, nodes, families, strict=True):
                 for candidate in candidates:
-                    assert law is not None
                     sprout.add(node, index, candidate)
                     sprout.laws.append(law)
 

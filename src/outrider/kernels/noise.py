@@ -8,12 +8,17 @@ has its own form of the draw; this one defines them.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-Word = TypeVar("Word", int, Tensor)
+Word = TypeVar("Word", int, Tensor, NDArray[np.int64])
+Key = tuple[int, int, int]
+"""Seed (0 <= seed < 2**64), sample, position."""
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
@@ -43,7 +48,7 @@ def stream(purpose: Purpose, node: int = -1) -> int:
 
 
 def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
-    """Philox4x32-10 of counter and key words in [0, 2**32): Python integers, or int64 tensors that broadcast."""
+    """Philox4x32-10 of counter and key words in [0, 2**32): integers, or int64 that broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -84,17 +89,19 @@ def uniform(seeds: Tensor, samples: Tensor, positions: Tensor, streams: int | Te
     return (words(seeds, samples, positions, streams, num).to(torch.float64) + 0.5) * 2.0**-32
 
 
-def scalars(seed: int, sample: int, position: int, stream: int, num: int) -> list[float]:
-    """`num` uniforms in (0, 1) of 52 bits on the host, two words each; `seed` as given, 0 <= seed < 2**64.
+def coins(keys: Sequence[Key], streams: Sequence[int] | Sequence[Sequence[int]], num: int = 1) -> NDArray[np.float64]:
+    """The first `num` uniforms in (0, 1) of each key's streams, of 52 bits: two words each -> (R, S, num) float64.
 
-    For the few coins of the rejection rule: no tensor, and finer than the rarest token of a large vocabulary.
+    For the few coins of the rejection rule: made on the host, and finer than the rarest token of a large vocabulary.
+    streams: S of them for every key, or (R, S).
     """
-    key = (seed & _MASK, seed >> 32 & _MASK)
-    out: list[float] = []
-    for index in range(-(-num // 2)):
-        w0, w1, w2, w3 = philox4x32((index, position, sample, stream), key)
-        out += [((high << 20 | low >> 12) + 0.5) * 2.0**-52 for high, low in ((w0, w1), (w2, w3))]
-    return out[:num]
+    seeds, samples, positions = np.array(keys, dtype=np.uint64).reshape(-1, 3).T.astype(np.int64)[:, :, None, None]
+    blocks = np.arange(-(-num // 2), dtype=np.int64)
+    counter = (blocks, positions, samples, np.array(streams, dtype=np.int64)[..., None])
+    w0, w1, w2, w3 = philox4x32(counter, (seeds & _MASK, (seeds >> 32) & _MASK))
+    whole = np.stack((w0 << 20 | w1 >> 12, w2 << 20 | w3 >> 12), axis=-1)
+    uniforms: NDArray[np.float64] = (whole.reshape(*whole.shape[:2], 2 * len(blocks))[:, :, :num] + 0.5) * 2.0**-52
+    return uniforms
 
 
 def gumbel(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.errors import OutriderError
 from outrider.kernels.base import Kernels
-from outrider.sampling import rejection
 from outrider.sampling.context import Context, Row
-from outrider.sampling.warp import explain, law, warp
+from outrider.sampling.rejection import KeyedChoices, parts, sent, verify_rejection
+from outrider.sampling.warp import explain, laws, warp
 from outrider.tree import ROOT, DraftTree, Verdict
 
 
@@ -45,10 +46,11 @@ def verify(
     verdicts: dict[int, Verdict | OutriderError] = {}
     at_once: list[_Ask] = []
     in_waves: list[_Ask] = []
+    rejecting: list[_Ask] = []
     for r, (tree, context, start) in enumerate(zip(trees, contexts, starts, strict=True)):
         ask = _Ask(r, tree, context, logits, start)
         if acceptance == "rejection" and context.temperature > 0:
-            verdicts[r] = _reject(ask)
+            rejecting.append(ask)
         elif context.warps(context.position) or (tree.tokens and context.temperature > 0 and noise_is_dear):
             in_waves.append(ask)
         else:
@@ -56,6 +58,8 @@ def verify(
     if at_once:
         verdicts.update(_match_at_once(at_once, logits, kernels))
     verdicts.update(_match_in_waves(in_waves, kernels))
+    for part in parts(rejecting, logits.shape[1], logits.device):
+        verdicts.update(_reject(part))
     return [verdicts[r] for r in range(len(trees))]
 
 
@@ -216,20 +220,24 @@ def _checked(ask: _Ask, verdict: Verdict) -> Verdict | OutriderError:
     return problem
 
 
-def _reject(ask: _Ask) -> Verdict | OutriderError:
+def _reject(asks: Sequence[_Ask]) -> dict[int, Verdict | OutriderError]:
     """The rejection rule with the noise of this cycle, whose number is the output position of its root."""
-    context, request = ask.context, ask.context.request
-    cycle, rows = context.position, context.rows(ask.tree)
+    device = asks[0].all_logits.device
+    temperatures = np.array([ask.context.temperature for ask in asks])
+    rows = {n: ask.context.rows(ask.tree) for n, ask in enumerate(asks) if ask.context.warps(ask.context.position)}
 
-    def target_law(node: int) -> Tensor:
-        return law(warp(ask.logits[node + 1], rows[node + 1]), context.temperature)
+    def target_laws(numbers: Sequence[int], nodes: Sequence[int]) -> Tensor:
+        reached = np.array([asks[number].start + node + 1 for number, node in zip(numbers, nodes, strict=True)])
+        weights = asks[0].all_logits.index_select(0, sent(reached, device))
+        for place, (number, node) in enumerate(zip(numbers, nodes, strict=True)):
+            if number in rows:
+                try:
+                    weights[place] = warp(weights[place], rows[number][node + 1])
+                except OutriderError:  # which `_checked` gets again, where it is to be told
+                    weights[place] = math.nan
+        return laws(weights, sent(temperatures[np.array(numbers)], device))
 
-    try:
-        return rejection.verify_rejection(
-            ask.tree,
-            target_law,
-            rejection.accept_uniforms(len(ask.tree), request.seed, request.sample, cycle),
-            partial(rejection.pick_residual, seed=request.seed, sample=request.sample, position=cycle),
-        )
-    except OutriderError as error:
-        return error
+    trees = [ask.tree for ask in asks]
+    keys = [(ask.context.request.seed, ask.context.request.sample, ask.context.position) for ask in asks]
+    verdicts = verify_rejection(trees, target_laws, KeyedChoices(trees, keys))
+    return {ask.index: _checked(ask, verdict) for ask, verdict in zip(asks, verdicts, strict=True)}

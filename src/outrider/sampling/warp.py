@@ -58,6 +58,14 @@ def law(weights: Tensor, temperature: float) -> Tensor:
     return torch.softmax(weights.to(torch.float64) / temperature, dim=0)
 
 
+def laws(weights: Tensor, temperatures: Tensor) -> Tensor:
+    """`law` of many rows, each at a temperature above 0; all NaN where there is none.
+
+    weights: (W, V) float32; temperatures: (W,) float64 -> (W, V) float64.
+    """
+    return torch.softmax(weights.to(torch.float64).div_(temperatures[:, None]), dim=1)
+
+
 def explain(weights: Tensor) -> NumericsError | RequestError | None:
     """Why no token can be drawn from a row of weights (V,), or None if one can."""
     largest = float(weights.max())  # a NaN anywhere makes it NaN
