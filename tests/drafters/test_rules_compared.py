@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from tests import toy
 SEEDS = 1200
 
 
+@functools.cache
 def laws(path: tuple[int, ...], disturbance: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of target and drafter after a path: the drafter's are the target's, disturbed."""
     generator = torch.Generator().manual_seed(sum((token + 1) * 97**i for i, token in enumerate(path)) + 1)
@@ -32,13 +35,15 @@ def full_tree(acceptance: str, context: Context, width: int, levels: int, distur
     level = [ROOT]
     for _ in range(levels):
         below = []
-        for node in level:
-            q, place = laws(paths[node], disturbance)[1], Place(context, paths[node])
-            if acceptance == "match":
-                (children,) = candidates.best(q.unsqueeze(0), [place], width)
-            else:
-                ((children, law),) = candidates.draw(q.unsqueeze(0), [place], [width], [node])
-                kept += [law] * len(children)
+        q = torch.stack([laws(paths[node], disturbance)[1] for node in level])
+        places = [Place(context, paths[node]) for node in level]
+        if acceptance == "match":
+            families = candidates.best(q, places, width)
+        else:
+            drawn = candidates.draw(q, places, [width] * len(level), level)
+            families = [children for children, _ in drawn]
+            kept += [law for children, law in drawn for _ in children]
+        for node, children in zip(level, families, strict=True):
             for child in children:
                 below.append(len(tokens))
                 paths[len(tokens)] = (*paths[node], child.token)
@@ -49,15 +54,14 @@ def full_tree(acceptance: str, context: Context, width: int, levels: int, distur
 
 
 def mean_accepted(acceptance: str, width: int, levels: int, disturbance: float) -> float:
-    total = 0
+    trees, contexts, logits = [], [], []
     for seed in range(SEEDS):
-        context = Context(toy.make_request(0, [1], SamplingParams(temperature=1.0, seed=seed)), toy.VOCAB)
-        tree = full_tree(acceptance, context, width, levels, disturbance)
-        paths = [tuple(tree.tokens[i] for i in tree.path(node)) for node in range(ROOT, len(tree))]
-        logits = torch.stack([laws(path, disturbance)[0] for path in paths])
-        (verdict,) = verify([tree], logits, [context], toy.ToyKernels(), acceptance)  # type: ignore[arg-type]
-        total += len(verdict.path)  # type: ignore[union-attr]
-    return total / SEEDS
+        contexts.append(Context(toy.make_request(0, [1], SamplingParams(temperature=1.0, seed=seed)), toy.VOCAB))
+        trees.append(full_tree(acceptance, contexts[-1], width, levels, disturbance))
+        paths = [tuple(trees[-1].tokens[i] for i in trees[-1].path(node)) for node in range(ROOT, len(trees[-1]))]
+        logits += [laws(path, disturbance)[0] for path in paths]
+    verdicts = verify(trees, torch.stack(logits), contexts, toy.ToyKernels(), acceptance)  # type: ignore[arg-type]
+    return sum(len(verdict.path) for verdict in verdicts) / SEEDS  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("width", "levels"), [(2, 1), (4, 1), (2, 2)])

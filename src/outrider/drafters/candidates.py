@@ -165,8 +165,7 @@ class Candidates:
             weights = weights.clone()
         for row in warped:
             weights[row] = _warp(weights[row], places[row].row())
-        temperatures = tensor_of([place.context.temperature for place in places], np.float64, logits.device)
-        return laws(weights, temperatures).to(torch.float32)
+        return laws(weights, [place.context.temperature for place in places]).to(torch.float32)
 
     def _by_draw(self, tokens: Sequence[float], chances: Sequence[float], depth: int, doubt: float) -> list[Candidate]:
         """Of drawn children q is the prior."""

@@ -98,7 +98,7 @@ def draft_siblings(laws: Tensor, nums: Sequence[int], keys: Sequence[Key], nodes
     order = np.argsort(-np.array(nums), kind="stable")
     places = sent(order, laws.device)
     weights = laws.index_select(0, places).to(torch.float64)
-    weights.masked_fill_(~torch.isfinite(weights).all(dim=1, keepdim=True), 0.0)
+    lawless = ~torch.isfinite(weights.sum(dim=1, keepdim=True))
     coins_sent = sent(uniforms[order], laws.device)
     drawn = torch.full((len(nums), most), -1, device=laws.device)
     for sibling in range(most):
@@ -106,7 +106,7 @@ def draft_siblings(laws: Tensor, nums: Sequence[int], keys: Sequence[Key], nodes
         tokens = invert(wanting, coins_sent[: len(wanting), sibling])
         drawn[: len(wanting), sibling] = tokens
         wanting.scatter_(1, tokens.clamp(min=0)[:, None], 0.0)
-    return torch.empty_like(drawn).index_copy_(0, places, drawn)
+    return torch.empty_like(drawn).index_copy_(0, places, drawn.masked_fill_(lawless, -1))
 
 
 def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     weights: (W, V) float64; uniforms: (W,) float64 in (0, 1) -> (W,) int64, -1 where nothing is left, or a NaN is.
     """
     # A sum made in parallel may fall by rounding; tokens of weight 0 are not looked at.
-    mass = weights.cumsum(1).masked_fill_(weights <= 0, -torch.inf)
+    mass = torch.where(weights > 0, weights.cumsum(1), -torch.inf)
     total = mass.amax(dim=1, keepdim=True)
     # The product may round up to the total itself.
     share = torch.minimum(total * uniforms[:, None], total.nextafter(torch.zeros_like(total)))
@@ -177,26 +177,26 @@ class _Left:
         if not walks:
             return
         rows, tokens = self._rows(walks), self._ids([walk.token for walk in walks])[:, None]
-        p = self.p[rows]
-        rest = p.clone() if self.q is None else (p - self.q[rows]).clamp_(min=0.0)
+        p = self._of(self.p, rows)
+        rest = p.clone() if self.q is None else (p - self._of(self.q, rows)).clamp_(min=0.0)
         rest.scatter_(1, tokens, 0.0)  # a point mass takes its token away, a law has done so already
         total = rest.sum(dim=1, keepdim=True)
         # Nothing is left by rounding alone.
-        self.p.index_copy_(0, rows, torch.where(total > 0, rest.div_(total), p))
+        self.p = self._put(self.p, rows, torch.where(total > 0, rest.div_(total), p))
         going_on = [index for index, walk in enumerate(walks) if len(walk.untried) > 1]
         if self.q is not None and going_on:
             if len(going_on) < len(walks):
                 places = self._ids(going_on)
                 rows, tokens = rows[places], tokens[places]
-            q = self.q[rows].scatter_(1, tokens, 0.0)
+            q = self._of(self.q, rows).scatter_(1, tokens, 0.0)
             total = q.sum(dim=1, keepdim=True)
-            self.q.index_copy_(0, rows, q.div_(torch.where(total > 0, total, 1.0)))
+            self.q = self._put(self.q, rows, q.div_(torch.where(total > 0, total, 1.0)))
 
     def arrive(self, walks: Sequence[_Walk]) -> None:
         """These walks have come to another node."""
         if walks:
             numbers, nodes = [walk.number for walk in walks], [walk.node for walk in walks]
-            self.p.index_copy_(0, self._rows(walks), self._laws(numbers, nodes))
+            self.p = self._put(self.p, self._rows(walks), self._laws(numbers, nodes))
             self._arrive_drafted(walks)
 
     def _arrive_drafted(self, walks: Sequence[_Walk]) -> None:
@@ -216,10 +216,24 @@ class _Left:
         tokens = [walk.tree.tokens[child] for walk, here in zip(walks, children, strict=True) for child in here]
         total = q.sum(dim=1, keepdim=True)
         drawable = (q.gather(1, self._ids(tokens).view(-1, most)) > 0).all(dim=1, keepdim=True)
-        q.div_(total).masked_fill_(~(torch.isfinite(total) & drawable), 0.0)
-        if self.q is None:
+        # x / inf is 0, NaN where x is infinite: a row without a law becomes one of zeros.
+        q.div_(torch.where(torch.isfinite(total) & drawable, total, torch.inf)).nan_to_num_(nan=0.0)
+        if self.q is None and len(q) < len(self.p):
             self.q = torch.zeros_like(self.p)
-        self.q.index_copy_(0, self._rows(walks), q)
+        self.q = q if self.q is None else self._put(self.q, self._rows(walks), q)
+
+    @staticmethod
+    def _of(laws: Tensor, rows: Tensor) -> Tensor:
+        """Some rows, which are not copied where they are all."""
+        return laws if len(rows) == len(laws) else laws[rows]
+
+    @staticmethod
+    def _put(laws: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+        """The laws with these in place of some; rows ascend."""
+        if len(rows) == len(laws):
+            return values
+        laws[rows] = values
+        return laws
 
     def _rows(self, walks: Sequence[_Walk]) -> Tensor:
         return self._ids([walk.number for walk in walks])

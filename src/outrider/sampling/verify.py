@@ -223,7 +223,6 @@ def _checked(ask: _Ask, verdict: Verdict) -> Verdict | OutriderError:
 def _reject(asks: Sequence[_Ask]) -> dict[int, Verdict | OutriderError]:
     """The rejection rule with the noise of this cycle, whose number is the output position of its root."""
     device = asks[0].all_logits.device
-    temperatures = np.array([ask.context.temperature for ask in asks])
     rows = {n: ask.context.rows(ask.tree) for n, ask in enumerate(asks) if ask.context.warps(ask.context.position)}
 
     def target_laws(numbers: Sequence[int], nodes: Sequence[int]) -> Tensor:
@@ -235,7 +234,7 @@ def _reject(asks: Sequence[_Ask]) -> dict[int, Verdict | OutriderError]:
                     weights[place] = warp(weights[place], rows[number][node + 1])
                 except OutriderError:  # which `_checked` gets again, where it is to be told
                     weights[place] = math.nan
-        return laws(weights, sent(temperatures[np.array(numbers)], device))
+        return laws(weights, [asks[number].context.temperature for number in numbers])
 
     trees = [ask.tree for ask in asks]
     keys = [(ask.context.request.seed, ask.context.request.sample, ask.context.position) for ask in asks]

@@ -8,7 +8,9 @@ cannot depend on which rows are warped together.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,12 +60,16 @@ def law(weights: Tensor, temperature: float) -> Tensor:
     return torch.softmax(weights.to(torch.float64) / temperature, dim=0)
 
 
-def laws(weights: Tensor, temperatures: Tensor) -> Tensor:
+def laws(weights: Tensor, temperatures: Sequence[float]) -> Tensor:
     """`law` of many rows, each at a temperature above 0; all NaN where there is none.
 
-    weights: (W, V) float32; temperatures: (W,) float64 -> (W, V) float64.
+    weights: (W, V) float32 -> (W, V) float64.
     """
-    return torch.softmax(weights.to(torch.float64).div_(temperatures[:, None]), dim=1)
+    scaled = weights.to(torch.float64)
+    if any(temperature != 1.0 for temperature in temperatures):
+        column = torch.from_numpy(np.array(temperatures)[:, None])
+        scaled.div_(column.to(weights.device, non_blocking=True))
+    return torch.softmax(scaled, dim=1)
 
 
 def explain(weights: Tensor) -> NumericsError | RequestError | None:
