@@ -24,7 +24,7 @@ Laws = Callable[[Sequence[int], Sequence[int]], Tensor]
 all NaN where nothing can be drawn."""
 
 
-CACHED, MOST = 2**21, 2**26
+CACHED, MOST = 2**21, 2**25
 """Bytes of laws that are worked on at once: on a CPU they shall stay in its cache, on a device be bounded."""
 
 
@@ -115,7 +115,7 @@ def invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     weights: (W, V) float64; uniforms: (W,) float64 in (0, 1) -> (W,) int64, -1 where nothing is left, or a NaN is.
     """
     # A sum made in parallel may fall by rounding; tokens of weight 0 are not looked at.
-    mass = torch.where(weights > 0, weights.cumsum(1), -torch.inf)
+    mass = torch.where(weights <= 0, -torch.inf, weights.cumsum(1))
     total = mass.amax(dim=1, keepdim=True)
     # The product may round up to the total itself.
     share = torch.minimum(total * uniforms[:, None], total.nextafter(torch.zeros_like(total)))
