@@ -1,4 +1,4 @@
-"""Triton's interpreter made to round as a GPU does: its own casts to bfloat16 cut the digits off."""
+"""Triton's interpreter made to round as a GPU does (its own casts cut the digits off), and to count by a tensor."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ def round_as_a_gpu_does() -> None:
 
     convert.rounds = True
     interpreter._convert_float = convert
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_count(tensor, scope):
+        """A loop's bound is an array of one number there, which NumPy 2.4 takes for no number any more."""
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_and_count

@@ -54,7 +54,7 @@ def test_rows_of_a_tree_have_the_bits_they_have_alone(kernels, attention, contex
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_rows_of_any_pass_have_the_bits_they_have_alone(attention, monkeypatch, seed):
+def test_rows_of_any_pass_have_the_bits_they_have_alone(attention, seed):
     """Prompts, trees, batches and filling rows together; by both tiles, in parts and in chunks; and a dense softmax."""
     rng, slots = random.Random(seed), 8192
     keys = passes.random_pass(rng, 700, slots, GPU)
@@ -67,9 +67,8 @@ def test_rows_of_any_pass_have_the_bits_they_have_alone(attention, monkeypatch, 
     told = (dim**-0.5, rng.choice([None, 7, 300]), rng.choice([None, 2.0]), sinks, None)
     outs = []
     for tile in (16, 64):
-        for programs in (1, 1 << 30):
-            monkeypatch.setattr(attention, "CHUNKED_PROGRAMS", programs)
-            outs.append(attention.attend(q, k, v, keys, *told, tile))
+        for unit in (1, 4, 16):
+            outs.append(attention.attend(q, k, v, keys, *told, tile, unit=unit))
     assert all(torch.equal(out, outs[0]) for out in outs)
     for row in range(len(keys.length)):
         assert torch.equal(attention.attend(q[[row]], k, v, passes.part_of(keys, [row]), *told), outs[0][[row]])
@@ -83,10 +82,8 @@ def test_neither_chunks_nor_slices_change_a_bit(kernels, attention, monkeypatch)
     for batch in (passes.tree_pass(3000, 63, GPU), passes.prompt_pass(2936, 64, GPU)):
         arguments = q, pages.keys[0], pages.values[0], batch.keys, SCALE
         expected = kernels.attention(*arguments)
-        for programs in (1, 1 << 30):
-            with monkeypatch.context() as patch:
-                patch.setattr(attention, "CHUNKED_PROGRAMS", programs)
-                assert torch.equal(kernels.attention(*arguments), expected)
+        for unit in (1, 4, 16):
+            assert torch.equal(attention.attend(*arguments, None, None, None, None, unit=unit), expected)
     batch = passes.prompt_pass(0, 700, GPU)
     q = passes.queries(700, GPU)
     expected = kernels.attention(q, *arguments[1:3], batch.keys, SCALE)

@@ -84,8 +84,8 @@ def test_neither_chunks_nor_slices_change_a_bit(tensors, monkeypatch, options):
     options = {**options, **({"sinks": torch.tensor([0.3, -1.0])} if options else {})}
     expected = attend(q, k, v, keys, **options)
     assert attention.choose(7, HEADS, KV_HEADS, 16, False).unit == 1
-    monkeypatch.setattr(attention, "CHUNKED_PROGRAMS", 1)
-    assert torch.equal(attend(q, k, v, keys, **options), expected)
+    for unit in (4, 16):
+        assert torch.equal(attend(q, k, v, keys, unit=unit, **options), expected), unit
     monkeypatch.setattr(attention, "WORKSPACE", 1)
     short, many = tree_keys(9), [index % 7 for index in range(66)]
     sliced = attend(q[many], k, v, part_of(short, many), **options)
@@ -128,14 +128,13 @@ def test_rows_of_any_pass_are_as_alone(monkeypatch, seed):
     q = torch.randn(len(keys.length), heads, 16, generator=generator)
     k, v = (torch.randn(SLOTS, kv_heads, 16, generator=generator).to(dtype) for _ in range(2))
     told = {"window": rng.choice([None, 7, 33]), "softcap": rng.choice([None, 2.0])}
+    cuts = [(tile, rng.choice([1, 4, 16])) for tile in (16, 64)]
     told["sinks"] = rng.choice([None, torch.randn(heads, generator=generator)])
-    monkeypatch.setattr(attention, "CHUNKED_PROGRAMS", rng.choice([1, 1 << 30]))
-    outs = [attention.attend(q, k, v, keys, 0.25, **told, out=None, tile=tile) for tile in (16, 64)]
+    outs = [attention.attend(q, k, v, keys, 0.25, **told, out=None, tile=tile, unit=unit) for tile, unit in cuts]
     for out in outs:
         torch.testing.assert_close(out.double(), dense(q, k, v, keys, 0.25, **told), atol=2e-5, rtol=1e-5)
     row = rng.randrange(len(keys.length))
-    monkeypatch.setattr(attention, "CHUNKED_PROGRAMS", rng.choice([1, 1 << 30]))
-    alone = attention.attend(q[[row]], k, v, part_of(keys, [row]), 0.25, **told, out=None)
+    alone = attention.attend(q[[row]], k, v, part_of(keys, [row]), 0.25, **told, out=None, unit=rng.choice([1, 4, 16]))
     assert torch.equal(alone, outs[0][[row]])
 
 
@@ -168,7 +167,7 @@ def test_a_card_is_filled_and_no_more():
             programs = 8 * (tiles * split.tile_lanes + num_rows * split.row_lanes)
             assert 128 <= programs <= 1024 + 8 * (tiles + num_rows), (context, num_rows)
     assert attention.choose(1, 4, 8, 16, True).unit == 1
-    assert attention.choose(64, 4, 8, 512, True).unit == attention.PARTS
+    assert [attention.choose(64, 4, 8, parts, True).unit for parts in (3, 17, 512)] == [1, 4, 16]
 
 
 @pytest.mark.parametrize("error", [0.0, 1e-7])

@@ -1,12 +1,13 @@
-"""Paged attention in Triton: the key axis is split at fixed positions, and what the parts say is merged in their order.
+"""Paged attention in Triton: the key axis is split at fixed positions, and what the parts say is folded in their order.
 
 Flash decoding's split (arXiv:2311.01282) with nothing in it that depends on the pass: a *part* is `KEYS` consecutive
 positions, `KEYS` fixed by the shape of the heads alone; a part gives its softmax's largest score, its total and its
-values, in float32; `PARTS` parts make a *chunk*, merged one after the other, and chunks are merged one after the other.
-Who computes a part (`split.py`), with how many rows beside it, and where its keys lie, is free.
+values, in float32; `PARTS` parts make a *chunk*, folded one after the other, `CHUNKS` chunks likewise a *stretch*, and
+stretches are folded one after the other. Who computes a part (`split.py`), how many of them a program folds before it
+writes what they say, with how many rows beside it, and where its keys lie, is free.
 
-Products of bfloat16 keys and values run on tensor cores, their float32 partners as the sum of two bfloat16 terms, so
-that no more is lost than float32 loses (2 ** -17). A sum of weights is a product with ones, as the order of a reduction
+Beside bfloat16 pages queries and weights are rounded to bfloat16, as flash attention does (arXiv:2205.14135): the keys
+and values that they meet are themselves no finer. A sum of weights is a product with ones, as the order of a reduction
 among threads depends on the tile and that of a product does not.
 """
 
@@ -20,10 +21,11 @@ from torch import Tensor
 
 from outrider.kernels.base import KeyIndex
 from outrider.kernels.triton.launch import launch_options, on_device
-from outrider.kernels.triton.split import attend_parts, merge
+from outrider.kernels.triton.merge import merge
+from outrider.kernels.triton.split import attend_parts
 
-PARTS = 4
-"""Parts that a chunk holds."""
+PARTS, CHUNKS = 4, 4
+"""Parts that a chunk holds, and chunks that a stretch holds."""
 MOST_NUMBERS, MOST_FLOATS = 8192, 4096
 """Numbers of keys (positions x head size) in a part of bfloat16 or of float32 pages."""
 MOST_KEYS, LEAST_KEYS = 128, 16
@@ -31,12 +33,15 @@ LEAST_TILE, WIDE_TILE = 16, 64
 """Queries (rows x heads of a group) of a tensor core's product: of few, and of many rows that read the same keys."""
 PROGRAMS = 512
 """Programs that fill a card, and no more are started for each kind of work: one goes through several units instead."""
-CHUNKED_PROGRAMS = 256
-"""Programs by whole chunks that are enough: less is written then for the merge."""
+UNITS = ((PARTS * CHUNKS, 256), (PARTS, 128))
+"""Parts that one program folds into one, so that less is written for the merge, if there are so many programs still."""
 WORKSPACE = 64 << 20
 """Bytes for what the parts say; passes of more rows run slice by slice."""
-AHEAD = 8
-"""Parts that the merge asks for at once."""
+AHEAD = 16
+"""Units that the merge asks for at once."""
+LOG2_E = 1.4426950408889634
+STAGES = 3
+"""Of a program's loop over parts: keys on their way while others are multiplied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Split:
     """How one call is cut among programs: none of it changes a bit.
 
     Attributes:
-        tile: queries of a program that serves several rows of a request. unit: parts that a program makes one of.
+        tile: queries of a program that serves several rows of a request. unit: parts that a program folds into one.
         tile_lanes, row_lanes: programs that share the units of a tile, and of a row that has keys of its own.
     """
 
@@ -66,12 +71,13 @@ def attend(
     out: Tensor | None,
     tile: int | None = None,
     overlap: bool = False,
+    unit: int | None = None,
 ) -> Tensor:
     """q: (T, Hq, D) float32, pages (S, Hkv, D) float32 or bfloat16 -> (T, Hq, D) float32; see `Kernels.attention`.
 
     Args:
         tile: queries of a tile whatever the number of rows, 16 or 64; None: the faster.
-        overlap: launch as `launch.begin` says.
+        overlap: launch as `launch.begin` says. unit: parts of a unit, one of `UNITS` or 1; None: the faster.
     """
     out = torch.empty_like(q) if out is None else out
     for tensor in (q, out, k_pages, v_pages):
@@ -85,8 +91,9 @@ def attend(
     # No row is longer than what its table holds and a tail behind it.
     num_parts = triton.cdiv(keys.tables.shape[1] * keys.block_size + keys.tails.shape[1], part)
     sizes = num_heads // kv_heads, kv_heads, num_parts, is_wide, 1 if is_interpreted else PROGRAMS
-    unit = choose(num_rows, *sizes).unit
-    by_row = 4 * num_heads * (dim + 2) * triton.cdiv(num_parts, unit)
+    unit = unit or choose(num_rows, *sizes).unit
+    num_units, loose = num_parts // unit, _tail_parts(keys, part) + unit - 1
+    by_row = 4 * num_heads * (dim + 2) * (num_units + loose)
     step = max(WIDE_TILE, WORKSPACE // by_row // WIDE_TILE * WIDE_TILE)
     split = choose(min(num_rows, step), *sizes, unit)
     numbers = scale, window, softcap, sinks
@@ -143,15 +150,15 @@ def choose(
     padded = triton.next_power_of_2(group)
     tile = WIDE_TILE if is_wide else LEAST_TILE
     num_tiles = triton.cdiv(num_rows, max(1, tile // padded)) if num_rows > 1 and padded < tile else 0
-    num_chunks = triton.cdiv(num_parts, PARTS)
     if unit is None:
-        unit = PARTS if max(1, num_tiles) * kv_heads * num_chunks >= CHUNKED_PROGRAMS else 1
-    num_units = triton.cdiv(num_parts, unit)
+        programs_a_part = max(1, num_tiles) * kv_heads
+        unit = next((u for u, n in UNITS if 2 * num_parts >= u * u and programs_a_part * num_parts >= n * u), 1)
+    jobs = num_parts // unit + unit - 1
     return Split(
         tile,
         unit,
-        tile_lanes=min(num_units, triton.cdiv(programs, num_tiles * kv_heads)) if num_tiles else 0,
-        row_lanes=min(num_units, triton.cdiv(programs, num_rows * kv_heads)),
+        tile_lanes=min(jobs, triton.cdiv(programs, num_tiles * kv_heads)) if num_tiles else 0,
+        row_lanes=min(jobs, triton.cdiv(programs, num_rows * kv_heads)),
     )
 
 
@@ -171,50 +178,51 @@ def _attend_slice(
     split: Split,
     overlap: bool,
 ) -> None:
-    """Two launches: the parts of all rows, and their merge."""
+    """Two launches, or three: what tiles share, what rows see alone, and the merge."""
     scale, window, softcap, sinks = numbers
     num_rows, num_heads, dim = q.shape
     kv_heads = k_pages.shape[1]
+    is_exact, is_interpreted, device = k_pages.dtype == torch.float32, q.device.type == "cpu", q.device
+    tail_parts, num_units = _tail_parts(keys, part), num_parts // split.unit if split.unit > 1 else 0
+    num_places = num_units + split.unit - 1 + tail_parts if split.unit > 1 else num_parts
+    values = torch.empty(num_rows, num_heads, num_places, dim, device=device)
+    stats = torch.empty(2, num_rows, num_heads, num_places, device=device)
+    full = torch.empty(num_rows, dtype=torch.int32, device=device)
     group = num_heads // kv_heads
-    is_exact, is_interpreted = k_pages.dtype == torch.float32, q.device.type == "cpu"
-    num_units = triton.cdiv(num_parts, split.unit)
-    values = torch.empty(num_rows, num_heads, num_units, dim, device=q.device)
-    stats = torch.empty(2, num_rows, num_heads, num_units, device=q.device)
     padded_group, padded_dim = triton.next_power_of_2(group), _padded(dim)
-    rows_a_tile = max(1, split.tile // padded_group)
-    num_tiles = triton.cdiv(num_rows, rows_a_tile) if split.tile_lanes else 0
-    index = keys.tables, keys.request, keys.linear, keys.tails, keys.length
-    bounds = 0 if window is None else window, num_rows, num_units
-    shape = keys.block_size, kv_heads, group, padded_group, dim, padded_dim, part, split.unit
+    rows_a_tile = split.tile // padded_group if split.tile_lanes else 0
+    num_tiles = triton.cdiv(num_rows, rows_a_tile) if rows_a_tile else 1
+    bounds = 0 if window is None else window, num_rows, num_units, num_places
     overlapped = {"OVERLAP": overlap, **launch_options(overlap)}
-    with on_device(q.device):
-        attend_parts[(num_tiles * split.tile_lanes + num_rows * split.row_lanes, kv_heads)](
-            *(q, k_pages, v_pages, values, stats, *index),
-            *(keys.tables.stride(0), keys.tails.stride(0), *bounds),
-            *(num_tiles * split.tile_lanes, max(1, split.tile_lanes), split.row_lanes),
-            scale,
-            1.0 if softcap is None else softcap,
-            SHAPE=shape,
-            TILE=split.tile,
-            ROW_TILE=max(LEAST_TILE, padded_group),
-            FLAGS=(window is not None, softcap is not None, is_exact, is_interpreted),
-            HAS_TILES=num_tiles > 0,
-            num_warps=8 if num_tiles and split.tile * padded_dim * min(split.unit, 2) > 8192 else 4,
-            num_stages=1,
-            **overlapped,
-        )
-        merge[(num_rows, kv_heads)](
-            values,
-            stats,
-            keys.length,
-            q if sinks is None else sinks,
-            out,
-            *bounds,
-            SHAPE=shape,
-            PARTS=PARTS // split.unit,
-            AHEAD=1 if is_interpreted else AHEAD * split.unit // PARTS,
+    is_long, is_large = split.unit > PARTS, k_pages.numel() >= 1 << 31
+    with on_device(device):
+        for is_tile in (True, False) if rows_a_tile else (False,):
+            lanes = split.tile_lanes if is_tile else split.row_lanes
+            attend_parts[(kv_heads, lanes * (num_tiles if is_tile else num_rows))](
+                *(q, k_pages, v_pages, values, stats, full),
+                *(keys.tables, keys.request, keys.linear, keys.tails, keys.length),
+                *(keys.tables.stride(0), keys.tails.stride(0), *bounds, tail_parts, num_tiles, lanes),
+                scale if softcap is not None else scale * LOG2_E,
+                1.0 if softcap is None else softcap,
+                SHAPE=(keys.block_size, kv_heads, group, padded_group, dim, padded_dim, part, split.unit, PARTS),
+                ROWS=rows_a_tile,
+                TILE=split.tile if is_tile else max(LEAST_TILE, padded_group),
+                FLAGS=(window is not None, softcap is not None, is_exact, is_interpreted, is_large, is_tile),
+                STAGES=STAGES if split.unit > 1 and (is_tile or is_long) else 1,
+                num_warps=8 if is_tile and is_long else 4,
+                **overlapped,
+            )
+        merge[(num_rows, num_heads)](
+            *(values, stats, full, keys.length, q if sinks is None else sinks, out, *bounds),
+            SHAPE=(num_heads, dim, padded_dim, part, split.unit, PARTS, PARTS * CHUNKS),
+            AHEAD=1 if is_interpreted else max(1, AHEAD * split.unit // (PARTS * CHUNKS)),
             HAS_WINDOW=window is not None,
             HAS_SINKS=sinks is not None,
-            num_warps=4,
+            num_warps=max(1, padded_dim // 128),
             **overlapped,
         )
+
+
+def _tail_parts(keys: KeyIndex, part: int) -> int:
+    """The most parts that hold a key of one tail."""
+    return triton.cdiv(keys.tails.shape[1], part) + 1

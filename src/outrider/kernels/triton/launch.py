@@ -30,12 +30,32 @@ def launch_options(overlap: bool) -> dict[str, Any]:
 
 
 @triton.jit
-def begin(OVERLAP: tl.constexpr):
+def begin(OVERLAP: tl.constexpr, RELEASES: tl.constexpr = True):
     """The first statement of a kernel that reads nothing but its predecessors' results.
 
     The successor may be set up from now on; it waits in turn. Nothing may be read, and nothing written, before this
     returns, since a chain of kernels is in order only if each of them waits for the one before it.
+
+    RELEASES: False where the kernel lets its successor go by a `release` of its own.
+    """
+    if RELEASES:
+        release(OVERLAP)
+    wait(OVERLAP)
+
+
+@triton.jit
+def release(OVERLAP: tl.constexpr):
+    """The successor may be set up, once every program has said so; what came before this kernel's `wait` is done then.
+
+    So a successor of a kernel that waits first may read what its predecessor's predecessors wrote at once, if it waits
+    before it ends.
     """
     if OVERLAP:
         gdc_launch_dependents()
+
+
+@triton.jit
+def wait(OVERLAP: tl.constexpr):
+    """Until the kernel before this one has ended, and what it wrote can be read."""
+    if OVERLAP:
         gdc_wait()

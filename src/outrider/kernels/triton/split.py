@@ -1,4 +1,4 @@
-"""The two kernels of split attention: what parts of the key axis say, and their merge.
+"""The kernel of split attention's first half: what parts of the key axis, and units of parts, say to each row.
 
 Scores are kept in units of log 2 (by the factor log2 e), so that weights are powers of two.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.triton.launch import begin
+from outrider.kernels.triton.launch import begin, release, wait
 
 # A number that happens to be 1 or a multiple of 16, or an array that happens to start on a line, must not choose
 # another program for the same row (nor have another one compiled while somebody waits).
@@ -18,11 +18,13 @@ _NUMBERS = [
     "window",
     "num_rows",
     "num_units",
-    "tile_programs",
-    "tile_lanes",
-    "row_lanes",
+    "num_places",
+    "tail_parts",
+    "num_tiles",
+    "lanes",
 ]
 _ARRAYS = ["tables", "request", "linear", "tails", "length"]
+_MANY = tl.constexpr(1 << 30)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_ARRAYS)
@@ -32,6 +34,7 @@ def attend_parts(
     v_pages,
     values,
     stats,
+    full,
     tables,
     request,
     linear,
@@ -42,238 +45,277 @@ def attend_parts(
     window,
     num_rows,
     num_units,
-    tile_programs,
-    tile_lanes,
-    row_lanes,
+    num_places,
+    tail_parts,
+    num_tiles,
+    lanes,
     scale,
     softcap,
     SHAPE: tl.constexpr,
+    ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    ROW_TILE: tl.constexpr,
     FLAGS: tl.constexpr,
-    HAS_TILES: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Units of parts: by a tile of rows that find a unit's keys in one table, else by each row.
+    """Parts and units of parts, by tiles of rows where they find keys in one table, or else by each row.
 
-    values: (T, Hq, units, D), stats: (2, T, Hq, units) float32: the largest score and the total of the weights; both
-    are written where a row sees a key of the unit, and may be elsewhere.
+    Two launches are one verb where rows share tiles: the second one reads what was there before the first, so that it
+    may run beside it, and ends when that one has.
+
+    values: (T, Hq, places, D), stats: (2, T, Hq, places) float32: the largest score and the total of the weights. The
+    first `num_units` places are units, the others single parts behind a row's last unit (of single parts alone each
+    has the place of its number); written where a row sees a key. full: (T,) int32, the units of each row.
 
     SHAPE: slots a block, Hkv, heads of a group, the same as a power of two, D, the same as a power of two, keys of a
-    part, parts of a unit. TILE, ROW_TILE: queries of a product. FLAGS: whether there is a window, is a cap, are pages
-    float32, is this the interpreter.
+    part, parts of a unit, parts of a chunk. ROWS: of a tile, 0 where there are none. TILE: queries of a product.
+    FLAGS: whether there is a window, is a cap, are pages float32, is this the interpreter, have pages 2 ** 31 numbers
+    and more, are these the tiles. tail_parts: the most that hold a key of a tail. num_tiles: 1 where there are none.
     """
-    begin(OVERLAP)
-    WIDTH: tl.constexpr = SHAPE[6] * SHAPE[7]
-    HAS_WINDOW: tl.constexpr = FLAGS[0]
+    if FLAGS[5] or ROWS == 0:
+        begin(OVERLAP, RELEASES=not FLAGS[5])
+        release(OVERLAP and FLAGS[5])
+    else:
+        release(OVERLAP)
     arrays = (q, k_pages, v_pages, values, stats, request, linear, length)
-    numbers = (window, num_rows, num_units, scale, softcap)
-    program, num_shared = tl.program_id(0), tile_programs * 0
-    if HAS_TILES:
-        ROWS: tl.constexpr = TILE // SHAPE[3]
-        is_tile = program < tile_programs
-        tile = tl.where(is_tile, program // tile_lanes, (program - tile_programs) // row_lanes // ROWS)
-        rows = tile * ROWS + tl.arange(0, ROWS)
-        owner = tl.load(request + tile * ROWS)
-        known = tl.load(linear + rows, mask=rows < num_rows, other=0)
-        # A row without keys in the table (one that only fills the pass) is alone, as strangers are.
-        is_member = (known > 0) & (tl.load(request + rows, mask=rows < num_rows, other=0) == owner)
-        lengths = tl.load(length + rows, mask=is_member, other=0)
-        num_shared = tl.min(tl.where(is_member & (known < lengths), known, 2147483647)) // WIDTH
-        if is_tile:
-            longest = tl.max(lengths)
-            unit = program % tile_lanes
-            if HAS_WINDOW:
-                unit += tl.maximum(tl.min(tl.where(is_member, lengths, 2147483647)) - window, 0) // WIDTH
-            last = tl.minimum(num_shared, (longest + WIDTH - 1) // WIDTH)
-            span = (tile * ROWS, tl.minimum(num_rows - tile * ROWS, ROWS), longest)
-            path = (tables + owner.to(tl.int64) * table_stride, tails, longest)
-            while unit < last:
-                _attend_unit(arrays, numbers, path, span, owner, unit, SHAPE, TILE, FLAGS, True)
-                unit += tile_lanes
-    if program >= tile_programs:
-        row = (program - tile_programs) // row_lanes
-        num_keys, num_linear, own = tl.load(length + row), tl.load(linear + row), tl.load(request + row)
-        unit = num_shared
-        if HAS_TILES:
-            unit = tl.where((num_linear > 0) & (own == owner), num_shared, 0)
-        if HAS_WINDOW:
-            unit = tl.maximum(unit, tl.maximum(num_keys - window, 0) // WIDTH)
-        unit += (program - tile_programs) % row_lanes
-        path = (tables + own.to(tl.int64) * table_stride, tails + row.to(tl.int64) * tail_stride, num_linear)
-        span = (row, row * 0 + 1, num_keys)
-        while unit < (num_keys + WIDTH - 1) // WIDTH:
-            _attend_unit(arrays, numbers, path, span, own, unit, SHAPE, ROW_TILE, FLAGS, False)
-            unit += row_lanes
+    sizes = (window, num_rows, num_units, num_places, scale, softcap, tail_parts)
+    if FLAGS[5]:
+        tile, lane = tl.program_id(1) % num_tiles, tl.program_id(1) // num_tiles
+        _attend_tile(arrays, sizes, tables, table_stride, tile * ROWS, lane, lanes, SHAPE, ROWS, TILE, FLAGS, STAGES)
+    else:
+        row, lane = tl.program_id(1) % num_rows, tl.program_id(1) // num_rows
+        paths = (tables, table_stride, tails, tail_stride, full)
+        _attend_row(arrays, sizes, paths, row, lane, lanes, SHAPE, ROWS, TILE, FLAGS, STAGES)
+        if ROWS > 0:
+            wait(OVERLAP)
 
 
 @triton.jit
-def _attend_unit(
+def _attend_tile(
     arrays,
-    numbers,
+    sizes,
+    tables,
+    table_stride,
+    first_row,
+    lane,
+    lanes,
+    SHAPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    FLAGS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """What a tile's rows find in their common table."""
+    UNIT: tl.constexpr = SHAPE[7]
+    owner, shared, least, longest = _common(arrays, first_row, sizes[1], ROWS, SHAPE[6])
+    first = tl.maximum(least - sizes[0], 0) // SHAPE[6] if FLAGS[0] else shared * 0
+    path = (tables + owner.to(tl.int64) * table_stride, tables, longest, longest)
+    span = (first_row, tl.minimum(sizes[1] - first_row, ROWS), owner, shared + sizes[6])
+    units = (first // UNIT, shared // UNIT, tl.maximum(shared // UNIT * UNIT, first), shared, shared // UNIT)
+    _attend(arrays, sizes, path, span, units, lane, lanes, SHAPE, TILE, FLAGS, STAGES)
+
+
+@triton.jit
+def _attend_row(
+    arrays,
+    sizes,
+    paths,
+    row,
+    lane,
+    lanes,
+    SHAPE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    FLAGS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """What a row sees that no tile shows it: its tail, or everything."""
+    UNIT: tl.constexpr = SHAPE[7]
+    tables, table_stride, tails, tail_stride, full = paths
+    request, linear, length = arrays[5], arrays[6], arrays[7]
+    num_keys, known, own = tl.load(length + row), tl.load(linear + row), tl.load(request + row)
+    last = (num_keys + SHAPE[6] - 1) // SHAPE[6]
+    first = tl.maximum(num_keys - sizes[0], 0) // SHAPE[6] if FLAGS[0] else last * 0
+    in_table = tl.where(known < num_keys, known // SHAPE[6], last)
+    unit, loose = first // UNIT, tl.maximum(in_table // UNIT * UNIT, first)
+    if ROWS > 0:
+        owner, shared, _, _ = _common(arrays, row // ROWS * ROWS, sizes[1], ROWS, SHAPE[6])
+        if (known > 0) & (own == owner) & (last <= shared + sizes[6]):
+            in_table, unit, loose = shared, shared // UNIT, tl.maximum(shared, first)
+    if (lane == 0) & (tl.program_id(0) == 0):
+        tl.store(full + row, in_table // UNIT)
+    path = (tables + own.to(tl.int64) * table_stride, tails + row.to(tl.int64) * tail_stride, known, num_keys)
+    units = (unit, in_table // UNIT, loose, last, in_table // UNIT)
+    _attend(arrays, sizes, path, (row, row * 0 + 1, own, last), units, lane, lanes, SHAPE, TILE, FLAGS, STAGES)
+
+
+@triton.jit
+def _common(arrays, first_row, num_rows, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """Of a tile's rows that are of its first row's request: the request; how many parts all of them find in its table
+    (or as many as the longest has); the fewest and the most keys that one of them sees.
+
+    A row without keys in the table (one that only fills the pass) is alone, as strangers are.
+    """
+    request, linear, length = arrays[5], arrays[6], arrays[7]
+    rows = first_row + tl.arange(0, ROWS)
+    owner = tl.load(request + first_row)
+    known = tl.load(linear + rows, mask=rows < num_rows, other=0)
+    lengths = tl.load(length + rows, mask=rows < num_rows, other=0)
+    is_member = (known > 0) & (tl.load(request + rows, mask=rows < num_rows, other=0) == owner)
+    longest = tl.max(tl.where(is_member, lengths, 0))
+    least = tl.min(tl.where(is_member, lengths, _MANY))
+    in_table = tl.min(tl.where(is_member & (known < lengths), known // KEYS, _MANY))
+    return owner, tl.minimum(in_table, (longest + KEYS - 1) // KEYS), least, longest
+
+
+@triton.jit
+def _attend(
+    arrays,
+    sizes,
     path,
     span,
-    owner,
-    unit,
+    units,
+    lane,
+    lanes,
     SHAPE: tl.constexpr,
     TILE: tl.constexpr,
     FLAGS: tl.constexpr,
-    IS_SHARED: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """One unit of the rows of `span`: the first, how many, and the most keys that one of them sees.
+    """This lane's share of the units `units[0] .. units[1]` and of the single parts `units[2] .. units[3]`.
 
-    path: the table, the tail, and how many of the keys lie in the table. IS_SHARED: leave out rows of other requests
-    than `owner`, and those without keys in a table.
+    path: the table, the tail, how many of the keys lie in the table, and how many there are. span: the first row, how
+    many, their request, and the most parts that one of them may have to be served here. units[4]: of the whole row.
     """
-    BLOCK_SIZE: tl.constexpr = SHAPE[0]
-    KV_HEADS: tl.constexpr = SHAPE[1]
-    GROUP: tl.constexpr = SHAPE[2]
-    GROUP_PADDED: tl.constexpr = SHAPE[3]
-    DIM: tl.constexpr = SHAPE[4]
-    DIM_PADDED: tl.constexpr = SHAPE[5]
-    KEYS: tl.constexpr = SHAPE[6]
     UNIT: tl.constexpr = SHAPE[7]
+    PARTS: tl.constexpr = SHAPE[8]
     q, k_pages, v_pages, values, stats, request, linear, length = arrays
-    window, num_rows, num_units, scale, softcap = numbers
-    first_row, num_here, num_keys = span
-    kv_head = tl.program_id(1)
-    m, d = tl.arange(0, TILE), tl.arange(0, DIM_PADDED)
-    row = (first_row + m // GROUP_PADDED).to(tl.int64)
-    is_query = (m // GROUP_PADDED < num_here) & (m % GROUP_PADDED < GROUP)
-    if IS_SHARED:
-        is_query = is_query & (tl.load(request + row, mask=is_query, other=0) == owner)
-        is_query = is_query & (tl.load(linear + row, mask=is_query, other=0) > 0)
-    head = (row * KV_HEADS + kv_head) * GROUP + m % GROUP_PADDED
-    is_number = is_query[:, None] & (d < DIM)[None, :]
-    query = tl.load(q + head[:, None] * DIM + d[None, :], mask=is_number, other=0.0)
-    query = query * (scale if FLAGS[1] else scale * 1.4426950408889634)
+    window, num_rows, num_units, num_places, scale, softcap, tail_parts = sizes
+    d = tl.arange(0, SHAPE[5])
+    head, is_query, lengths = _queries(arrays, span, SHAPE, TILE, FLAGS)
+    is_number = is_query[:, None]
+    if SHAPE[4] != SHAPE[5]:
+        is_number = is_number & (d < SHAPE[4])[None, :]
+    query = tl.load(q + (head[:, None] * SHAPE[4] + d[None, :]), mask=is_number, other=0.0).to(k_pages.dtype.element_ty)
+    place = head * num_places
+    totals = stats + num_rows.to(tl.int64) * SHAPE[1] * SHAPE[2] * num_places
+    count = tl.maximum(units[1] - units[0], 0) if UNIT > 1 else units[0] * 0
+    start = units[2] if UNIT > 1 else tl.minimum(units[0], units[2])
+    in_units = tl.maximum(count - lane + lanes - 1, 0) // lanes
+    loose = start + lane + in_units * lanes - count
+    steps = in_units * UNIT + tl.maximum(units[3] - loose + lanes - 1, 0) // lanes
+    chunk = _nothing(TILE, SHAPE[5])
+    stretch = _nothing(TILE, SHAPE[5])
+    for step in tl.range(0, steps, num_stages=STAGES):
+        in_unit = step < in_units * UNIT
+        unit = units[0] + lane + step // UNIT * lanes
+        part = tl.where(in_unit, unit * UNIT + step % UNIT, loose + (step - in_units * UNIT) * lanes)
+        said = _part(query, k_pages, v_pages, path, part, lengths, window, scale, softcap, SHAPE, FLAGS)
+        is_last = (in_unit == 0) | (step % UNIT == UNIT - 1)
+        at = part if UNIT == 1 else tl.where(in_unit, unit, num_units + part - units[4] * UNIT)
+        if UNIT > 1:
+            said = fold(chunk, said)
+            chunk = (tl.where(is_last | (step % PARTS == PARTS - 1), float("-inf"), said[0]), said[1], said[2])
+        if UNIT > PARTS:
+            if is_last | (step % PARTS == PARTS - 1):
+                stretch = fold(stretch, said)
+            said = stretch
+            stretch = (tl.where(is_last, float("-inf"), said[0]), said[1], said[2])
+        if is_last:
+            tl.store(stats + place + at, said[0], mask=is_query)
+            tl.store(totals + place + at, said[1], mask=is_query)
+            tl.store(values + ((place + at)[:, None] * SHAPE[4] + d[None, :]), said[2], mask=is_number)
+
+
+@triton.jit
+def _queries(arrays, span, SHAPE: tl.constexpr, TILE: tl.constexpr, FLAGS: tl.constexpr):
+    """The heads of a tile's rows: their numbers among all, which of them count, and how many keys each sees."""
+    q, k_pages, v_pages, values, stats, request, linear, length = arrays
+    m = tl.arange(0, TILE)
+    row = span[0] + m // SHAPE[3]
+    is_query = (m // SHAPE[3] < span[1]) & (m % SHAPE[3] < SHAPE[2])
     lengths = tl.load(length + row, mask=is_query, other=0)
-    top = tl.full((TILE,), float("-inf"), tl.float32)
-    total = tl.zeros((TILE,), tl.float32)
-    mixed = tl.zeros((TILE, DIM_PADDED), tl.float32)
-    for part in range(UNIT):
-        x = (unit * UNIT + part) * KEYS + tl.arange(0, KEYS)
-        at = (_slots(path, x, num_keys, BLOCK_SIZE) * KV_HEADS + kv_head) * DIM
-        is_key = x < num_keys
-        k = tl.load(k_pages + at[None, :] + d[:, None], mask=is_key[None, :] & (d < DIM)[:, None], other=0.0)
-        v = tl.load(v_pages + at[:, None] + d[None, :], mask=is_key[:, None] & (d < DIM)[None, :], other=0.0)
-        scores = _product(query, k, FLAGS)
-        if FLAGS[1]:  # tanh(s) = 2 sigmoid(2 s) - 1
-            scores = (softcap * 1.4426950408889634) * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        seen = x[None, :] < lengths[:, None]
-        if FLAGS[0]:
-            seen = seen & (x[None, :] >= lengths[:, None] - window)
-        largest, summed, here = _mix(tl.where(seen, scores, float("-inf")), v, FLAGS)
-        if UNIT == 1:
-            top, total, mixed = largest, summed, here
-        else:
-            top, shrink, grow = _weigh(top, largest)
-            total = tl.fma(total, shrink, summed * grow)
-            mixed = tl.fma(mixed, shrink[:, None], here * grow[:, None])
-    place = head * num_units + unit
-    tl.store(stats + place, top, mask=is_query)
-    tl.store(stats + num_rows.to(tl.int64) * KV_HEADS * GROUP * num_units + place, total, mask=is_query)
-    tl.store(values + place[:, None] * DIM + d[None, :], mixed, mask=is_number)
+    if FLAGS[5]:
+        is_query = is_query & (tl.load(request + row, mask=is_query, other=0) == span[2])
+        is_query = is_query & (tl.load(linear + row, mask=is_query, other=0) > 0)
+        is_query = is_query & ((lengths + SHAPE[6] - 1) // SHAPE[6] <= span[3])
+    return (row * SHAPE[1] + tl.program_id(0)) * SHAPE[2] + m % SHAPE[3], is_query, lengths
 
 
 @triton.jit
-def _slots(path, x, num_keys, BLOCK_SIZE: tl.constexpr):
-    """Where the keys at positions x lie, int64; anywhere from `num_keys` on."""
-    table, tail, num_linear = path
-    in_table = x < num_linear
-    block = tl.load(table + x // BLOCK_SIZE, mask=in_table & (x < num_keys), other=0)
-    own = tl.load(tail + (x - num_linear), mask=(x >= num_linear) & (x < num_keys), other=0)
-    return tl.where(in_table, block * BLOCK_SIZE + x % BLOCK_SIZE, own).to(tl.int64)
-
-
-@triton.jit
-def _mix(scores, v, FLAGS: tl.constexpr):
+def _part(
+    query,
+    k_pages,
+    v_pages,
+    path,
+    part,
+    lengths,
+    window,
+    scale,
+    softcap,
+    SHAPE: tl.constexpr,
+    FLAGS: tl.constexpr,
+):
     """Of one part: the largest score (M,), the total of the weights (M,), and the values by weight (M, D)."""
+    d = tl.arange(0, SHAPE[5])
+    x = part * SHAPE[6] + tl.arange(0, SHAPE[6])
+    slots = _slots(path, x, SHAPE[0], FLAGS[5])
+    at = (slots.to(tl.int64) if FLAGS[4] else slots) * (SHAPE[1] * SHAPE[4])
+    k_pages += tl.program_id(0) * SHAPE[4]
+    v_pages += tl.program_id(0) * SHAPE[4]
+    is_key = x < path[3]
+    if SHAPE[4] == SHAPE[5]:
+        k = tl.load(k_pages + (at[None, :] + d[:, None]), mask=is_key[None, :], other=0.0)
+        v = tl.load(v_pages + (at[:, None] + d[None, :]), mask=is_key[:, None], other=0.0)
+    else:
+        inside = d < SHAPE[4]
+        k = tl.load(k_pages + (at[None, :] + d[:, None]), mask=is_key[None, :] & inside[:, None], other=0.0)
+        v = tl.load(v_pages + (at[:, None] + d[None, :]), mask=is_key[:, None] & inside[None, :], other=0.0)
+    scores = _product(query, k, FLAGS) * scale
+    if FLAGS[1]:  # tanh(s) = 2 sigmoid(2 s) - 1
+        scores = (softcap * 1.4426950408889634) * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+    seen = x[None, :] < lengths[:, None]
+    if FLAGS[0]:
+        seen = seen & (x[None, :] >= lengths[:, None] - window)
+    scores = tl.where(seen, scores, float("-inf"))
     largest = tl.max(scores, axis=1)
-    weights = tl.exp2(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
-    ones = tl.full((scores.shape[1], 16), 1.0, tl.float32).to(v.dtype)
+    weights = tl.exp2(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None]).to(v.dtype)
+    ones = tl.full((SHAPE[6], 16), 1.0, tl.float32).to(v.dtype)
     return largest, tl.max(_product(weights, ones, FLAGS), axis=1), _product(weights, v, FLAGS)
 
 
 @triton.jit
+def _slots(path, x, BLOCK_SIZE: tl.constexpr, IS_SHARED: tl.constexpr):
+    """Where the keys at positions x lie; anywhere from the last one on."""
+    table, tail, known, num_keys = path
+    in_table = x < tl.minimum(known, num_keys)
+    slots = tl.load(table + x // BLOCK_SIZE, mask=in_table, other=0) * BLOCK_SIZE + x % BLOCK_SIZE
+    if not IS_SHARED:
+        slots = tl.where(in_table, slots, tl.load(tail + (x - known), mask=(x >= known) & (x < num_keys), other=0))
+    return slots
+
+
+@triton.jit
 def _product(a, b, FLAGS: tl.constexpr):
-    """a (M, K) float32 times b (K, N), summed over K in order: float32 as it is, or a as two terms of bfloat16."""
-    if FLAGS[2]:
-        product = tl.dot(a, b, input_precision="ieee")
+    """a (M, K) times b (K, N) of one type, summed over K in order, in float32."""
+    if FLAGS[3]:  # the interpreter multiplies the bits of bfloat16 as if they were integers
+        product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
     else:
-        high = a.to(tl.bfloat16)
-        low = (a - high.to(tl.float32)).to(tl.bfloat16)
-        if FLAGS[3]:  # it multiplies the bits of bfloat16 as if they were integers
-            high, low, b = high.to(tl.float32), low.to(tl.float32), b.to(tl.float32)
-        product = tl.dot(high, b, tl.dot(low, b))
+        product = tl.dot(a, b, input_precision="ieee")
     return product
 
 
 @triton.jit
-def _weigh(top, largest):
-    """The larger of two largest scores, and by what the sums that belong to each are multiplied; -inf is nothing."""
-    larger = tl.maximum(top, largest)
+def _nothing(TILE: tl.constexpr, DIM: tl.constexpr):
+    """What no key says."""
+    return tl.full((TILE,), float("-inf"), tl.float32), tl.zeros((TILE,), tl.float32), tl.zeros((TILE, DIM), tl.float32)
+
+
+@triton.jit
+def fold(said, other):
+    """What two say together: (largest score, total, values) each, of as many queries; -inf is nothing."""
+    larger = tl.maximum(said[0], other[0])
     safe = tl.where(larger == float("-inf"), 0.0, larger)
-    return larger, tl.exp2(top - safe), tl.exp2(largest - safe)
-
-
-@triton.jit(do_not_specialize=["window", "num_rows", "num_units"], do_not_specialize_on_alignment=["length"])
-def merge(
-    values,
-    stats,
-    length,
-    sinks,
-    out,
-    window,
-    num_rows,
-    num_units,
-    SHAPE: tl.constexpr,
-    PARTS: tl.constexpr,
-    AHEAD: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Merge the units of one row and key-value head: `PARTS` of them make a chunk (one, where they are chunks)."""
-    begin(OVERLAP)
-    GROUP: tl.constexpr = SHAPE[2]
-    GROUP_PADDED: tl.constexpr = SHAPE[3]
-    DIM: tl.constexpr = SHAPE[4]
-    DIM_PADDED: tl.constexpr = SHAPE[5]
-    WIDTH: tl.constexpr = SHAPE[6] * SHAPE[7]
-    row, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    g, d = tl.arange(0, GROUP_PADDED), tl.arange(0, DIM_PADDED)
-    is_head = g < GROUP
-    is_value = is_head[:, None] & (d < DIM)[None, :]
-    head = (row * SHAPE[1] + kv_head) * GROUP + g
-    totals = stats + num_rows.to(tl.int64) * SHAPE[1] * GROUP * num_units
-    num_keys = tl.load(length + row)
-    first, last = num_keys * 0, (num_keys + WIDTH - 1) // WIDTH
-    if HAS_WINDOW:
-        first = tl.maximum(num_keys - window, 0) // WIDTH
-    nothing = tl.full((GROUP_PADDED,), float("-inf"), tl.float32)
-    top, total = nothing, tl.zeros((GROUP_PADDED,), tl.float32)
-    if HAS_SINKS:
-        top = tl.load(sinks + kv_head * GROUP + g, mask=is_head, other=0.0) * 1.4426950408889634
-        total += 1.0
-    mixed = tl.zeros((GROUP_PADDED, DIM_PADDED), tl.float32)
-    chunk = first // PARTS
-    while chunk * PARTS < last:
-        for ahead in tl.static_range(AHEAD):  # without a branch, so that all of them are asked for at once
-            chunk_top, chunk_total, chunk_mixed = nothing, tl.zeros_like(nothing), tl.zeros_like(mixed)
-            for part in tl.static_range(PARTS):
-                unit = (chunk + ahead) * PARTS + part
-                is_unit = (unit >= first) & (unit < last)
-                place = head * num_units + unit
-                unit_top = tl.load(stats + place, mask=is_head & is_unit, other=float("-inf"))
-                unit_total = tl.load(totals + place, mask=is_head & is_unit, other=0.0)
-                here = tl.load(values + place[:, None] * DIM + d[None, :], mask=is_value & is_unit, other=0.0)
-                chunk_top, shrink, grow = _weigh(chunk_top, unit_top)
-                chunk_total = tl.fma(chunk_total, shrink, unit_total * grow)
-                chunk_mixed = tl.fma(chunk_mixed, shrink[:, None], here * grow[:, None])
-            top, shrink, grow = _weigh(top, chunk_top)
-            total = tl.fma(total, shrink, chunk_total * grow)
-            mixed = tl.fma(mixed, shrink[:, None], chunk_mixed * grow[:, None])
-        chunk += AHEAD
-    total = tl.where(total == 0.0, 1.0, total)
-    tl.store(out + head[:, None] * DIM + d[None, :], mixed / total[:, None], mask=is_value)
+    shrink, grow = tl.exp2(said[0] - safe), tl.exp2(other[0] - safe)
+    total = tl.fma(said[1], shrink, other[1] * grow)
+    return larger, total, tl.fma(said[2], shrink[:, None], other[2] * grow[:, None])
