@@ -157,6 +157,8 @@ class Kernels(Protocol):
     ) -> Tensor:
         """q: (T, Hq, D) float32, pages (S, Hkv, D) float32 or bfloat16 -> (T, Hq, D) float32.
 
+        Where linears round their inputs to bfloat16, q and the softmax's weights are rounded likewise beside bfloat16
+        pages, and q may be given so.
         A row at position p = length - 1 sees keys at positions > p - window. softcap c: c * tanh(s / c).
         sinks: (Hq,) float32 logits that take part in the softmax and carry no value.
         """

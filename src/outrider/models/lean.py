@@ -170,7 +170,7 @@ class LeanModel:
         Buffers are made anew for each pass, as a graph keeps what it was taken over.
         """
         positions, slots, keys = batch.positions, batch.slots, batch.keys
-        buffers = self._fresh(batch.num_rows) if self._rounds else _Buffers()
+        buffers = self._fresh(batch.num_rows, pages.keys[0].dtype) if self._rounds else _Buffers()
         x = self._embedding.lookup(batch.tokens, out=buffers.x)
         tapped: dict[int, Tensor] = {}
         for i in range(depth):
@@ -253,12 +253,14 @@ class LeanModel:
         self._recordings.clear()
         return self._buffers
 
-    def _fresh(self, num_rows: int) -> _Buffers:
+    def _fresh(self, num_rows: int, page_dtype: torch.dtype) -> _Buffers:
+        """Buffers for a pass of linears that round their inputs, as attention rounds its own to what pages hold."""
         spec = self.spec
         shapes = (spec.hidden,), (spec.num_heads, spec.head_dim), (spec.intermediate,)
         x = torch.empty(num_rows, spec.hidden, device=self._norm.device)
         normed, mixed, gated = (x.new_empty(num_rows, *shape, dtype=torch.bfloat16) for shape in shapes)
-        return _Buffers(x=x, normed=normed, mixed=mixed, gated=gated)
+        q = torch.empty_like(mixed, dtype=page_dtype)
+        return _Buffers(x=x, normed=normed, q=q, mixed=mixed, gated=gated)
 
     def _rounded(self, x: Tensor) -> Tensor | None:
         return torch.empty_like(x, dtype=torch.bfloat16) if self._rounds else None

@@ -79,7 +79,7 @@ def attend(
         tile: queries of a tile whatever the number of rows, 16 or 64; None: the faster.
         overlap: launch as `launch.begin` says. unit: parts of a unit, one of `UNITS` or 1; None: the faster.
     """
-    out = torch.empty_like(q) if out is None else out
+    out = torch.empty_like(q, dtype=torch.float32) if out is None else out
     for tensor in (q, out, k_pages, v_pages):
         assert tensor.is_contiguous()
     num_rows, num_heads, dim = q.shape
@@ -91,7 +91,7 @@ def attend(
     # No row is longer than what its table holds and a tail behind it.
     num_parts = triton.cdiv(keys.tables.shape[1] * keys.block_size + keys.tails.shape[1], part)
     sizes = num_heads // kv_heads, kv_heads, num_parts, is_wide, 1 if is_interpreted else PROGRAMS
-    unit = unit or choose(num_rows, *sizes).unit
+    unit = unit or min(choose(num_rows, *sizes).unit, PARTS * CHUNKS if dim <= 128 else PARTS)
     num_units, loose = num_parts // unit, _tail_parts(keys, part) + unit - 1
     by_row = 4 * num_heads * (dim + 2) * (num_units + loose)
     step = max(WIDE_TILE, WORKSPACE // by_row // WIDE_TILE * WIDE_TILE)
@@ -210,6 +210,7 @@ def _attend_slice(
                 FLAGS=(window is not None, softcap is not None, is_exact, is_interpreted, is_large, is_tile),
                 STAGES=STAGES if split.unit > 1 and (is_tile or is_long) else 1,
                 num_warps=8 if is_tile and is_long else 4,
+                maxnreg=_registers(is_tile, is_exact, split, padded_dim),
                 **overlapped,
             )
         merge[(num_rows, num_heads)](
@@ -221,6 +222,13 @@ def _attend_slice(
             num_warps=max(1, padded_dim // 128),
             **overlapped,
         )
+
+
+def _registers(is_tile: bool, is_exact: bool, split: Split, padded_dim: int) -> int | None:
+    """Most registers of a thread, where the compiler takes more than it needs: four programs of a part fit one
+    multiprocessor then. None leaves it to the compiler, as units of a tile are few programs that keep much."""
+    fits = not is_exact and padded_dim <= 128 and split.unit <= (1 if is_tile else PARTS)
+    return 128 if fits else None
 
 
 def _tail_parts(keys: KeyIndex, part: int) -> int:
