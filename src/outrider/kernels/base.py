@@ -36,7 +36,8 @@ class Linear(Protocol):
     """Weights packed for one kernel set; `y = x @ w.T + bias`, accumulated in float32."""
 
     kind: str
-    """"float32", "bfloat16", "q4" (32-groups, scale and minimum) or "q8" (32-groups, scale)."""
+    """"float32", "bfloat16", "q4" (32-groups, scale and minimum), "q8" (32-groups, scale) or "int8" (a scale for each
+    output, inputs rounded to bfloat16)."""
     in_features: int
     out_features: int
     nbytes: int
@@ -45,6 +46,22 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """x: (T, K) float32, or `input_dtype` -> (T, N) float32; `residual` (T, N) is added last and may be `out`."""
+
+    def draw(
+        self,
+        x: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        samples: Tensor,
+        positions: Tensor,
+        vocab_size: int | None = None,
+    ) -> Tensor:
+        """The keyed draw of an output head: bit for bit `Kernels.draw` of its first `vocab_size` outputs (None: all).
+
+        For rows whose logits nobody wants, neither to warp them nor to tell of them: a set may never write them.
+
+        x: (T, K) float32, or `input_dtype`; the others as `Kernels.draw` takes them -> (T,) int64.
+        """
 
     def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32. A tied embedding is this."""
@@ -101,9 +118,14 @@ class Kernels(Protocol):
     def pack_quantised(
         self, kind: str, quants: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None = None
     ) -> Linear:
-        """quants: (N, K) uint8 in 0..15 for "q4", int8 for "q8"; scales, minima: (N, K // 32) float32.
+        """quants: (N, K) uint8 in 0..15 for "q4", int8 for "q8" and "int8"; scales, minima: (N, K // 32) float32, of
+        "int8" scales (N,).
 
-        "q4": w = scale * quant + minimum. "q8": w = scale * quant.
+        "q4": w = scale * quant + minimum. "q8", "int8": w = scale * quant.
+
+        Raises:
+            KernelError: for a kind that this set does not multiply ("int8" on native kernels), or rows of "q4" and "q8"
+                that are not whole groups.
         """
 
     def record(self) -> AbstractContextManager[Program] | None:

@@ -54,6 +54,19 @@ class NativeLinear:
         )
         return out
 
+    def draw(
+        self,
+        x: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        samples: Tensor,
+        positions: Tensor,
+        vocab_size: int | None = None,
+    ) -> Tensor:
+        """See `Linear.draw`."""
+        logits = self(x)
+        return self._kernels.draw(logits[:, :vocab_size], temperature, seeds, samples, positions)
+
     def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """tokens: (T,) int64 in [0, N) -> rows of w, dequantised exactly: (T, K) float32."""
         if out is None:
@@ -98,8 +111,10 @@ class NativeKernels(PlainTreeVerbs, SharesGraphs):
         """See `Kernels.pack_quantised`.
 
         Raises:
-            KernelError: if K is no multiple of 32, or a scale or minimum is no half-precision number.
+            KernelError: if K is no multiple of 32, a scale or minimum is no half-precision number, or for "int8".
         """
+        if kind == "int8":
+            raise KernelError("int8 weights are multiplied on a GPU: choose dtype packed or bfloat16 on a CPU")
         if quants.shape[1] % GROUP:
             raise KernelError(f"quantised rows of {quants.shape[1]} are not whole groups of 32: choose dtype float32")
         if kind == "q4":

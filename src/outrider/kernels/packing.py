@@ -91,6 +91,16 @@ def quantise(weight: Tensor, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
     return quants.flatten(1).to(torch.uint8), scales, minima
 
 
+def quantise_outputs(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round weights (N, K) to int8 with one scale an output, largest / 127: (N, K) int8 and (N,) float32.
+
+    What `Kernels.pack_quantised` takes as "int8".
+    """
+    rows = weight.float()
+    scales = rows.abs().amax(dim=1) / 127
+    return (rows / scales.clamp(min=1e-30).unsqueeze(1)).round().to(torch.int8), scales
+
+
 def _tiles(rows: Tensor) -> Tensor:
     filled = nn.functional.pad(rows, (0, 0, 0, -rows.shape[0] % TILE))
     return filled.view(-1, TILE, rows.shape[1])

@@ -11,89 +11,12 @@ from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex, Linear
 from outrider.kernels.graph_pool import SharesGraphs
 from outrider.kernels.noise import gumbel
+from outrider.kernels.packing import GROUP
+from outrider.kernels.plain_linear import PlainLinear, into
 from outrider.kernels.tree import PlainTreeVerbs
 
-GROUP = 32
-"""Quantised weights that share a scale."""
 BLOCK = 256
 """Positions that attention takes at a time."""
-
-
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(T, K) float32 -> values (T, 2 G, 16) in -127..127 as float32, scales and centres (T, 2 G).
-
-    x ~ scale * value + centre in groups of 16, half of a weight's group; the extremes of a group become -127 and 127,
-    and halves round to even.
-    """
-    groups = x.unflatten(1, (-1, GROUP // 2))
-    high, low = groups.amax(dim=2), groups.amin(dim=2)
-    centres, reach = (high + low) * 0.5, (high - low) * 0.5
-    inverse = torch.where(reach > 0, 127.0 / reach, torch.zeros_like(reach))
-    return ((groups - centres.unsqueeze(2)) * inverse.unsqueeze(2)).round(), reach / 127.0, centres
-
-
-class PlainLinear:
-    """Weights as they were given; see `Linear`."""
-
-    input_dtype = torch.float32
-
-    def __init__(
-        self,
-        kernels: PlainKernels,
-        kind: str,
-        weight: Tensor,
-        scales: Tensor | None = None,
-        minima: Tensor | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
-        self.kind = kind
-        self.out_features, self.in_features = weight.shape
-        self.nbytes = sum(t.nbytes for t in (weight, scales, minima, bias) if t is not None)
-        self._kernels = kernels
-        self._weight, self._scales, self._minima = weight, scales, minima
-        self._bias = None if bias is None else bias.detach().float()
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """x: (T, K) float32 -> (T, N) float32; `residual` (T, N) is added last."""
-        product = self._floats if self._scales is None else self._integers
-        y = self._kernels.in_tiles(product, x)
-        if self._bias is not None:
-            y = y + self._bias
-        return _into(y if residual is None else y + residual, out)
-
-    def _floats(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self._weight.float())
-
-    def _integers(self, x: Tensor) -> Tensor:
-        """Integer products are exact, so only undoing the rounding and the sum over groups round."""
-        assert self._scales is not None
-        values, scales, centres = quantise_rows(x)
-        weight = self._weight.float().unflatten(1, (-1, GROUP // 2))
-        totals = scales * values.sum(dim=2) + GROUP // 2 * centres
-        y = x.new_zeros(x.shape[0], self.out_features)
-        for g in range(self._scales.shape[1]):
-            part = torch.zeros_like(y)
-            for half in (2 * g, 2 * g + 1):
-                part += (values[:, half] @ weight[:, half].T) * scales[:, half, None]
-                part += weight[:, half].sum(dim=1) * centres[:, half, None]
-            y += part * self._scales[:, g]
-            if self._minima is not None:
-                y += self._minima[:, g] * (totals[:, 2 * g] + totals[:, 2 * g + 1])[:, None]
-        return y
-
-    def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
-        """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32."""
-        rows = self._weight[tokens].float()
-        if self._scales is not None:
-            rows = (rows.unflatten(1, (-1, GROUP)) * self._scales[tokens].unsqueeze(2)).flatten(1)
-        if self._minima is not None:
-            rows = rows + self._minima[tokens].repeat_interleave(GROUP, dim=1)
-        return _into(rows, out)
-
-    def rows(self, ids: Tensor) -> PlainLinear:
-        """A linear of the outputs `ids` (n,) int64 alone, with the very bits of their weights."""
-        chosen = [None if t is None else t[ids] for t in (self._scales, self._minima, self._bias)]
-        return PlainLinear(self._kernels, self.kind, self._weight[ids], *chosen)
 
 
 class PlainKernels(PlainTreeVerbs, SharesGraphs):
@@ -134,7 +57,7 @@ class PlainKernels(PlainTreeVerbs, SharesGraphs):
         Raises:
             KernelError: if K is no multiple of 32.
         """
-        if quants.shape[1] % GROUP:
+        if kind != "int8" and quants.shape[1] % GROUP:
             raise KernelError(f"quantised rows of {quants.shape[1]} are not whole groups of 32: choose dtype float32")
         return PlainLinear(self, kind, quants, scales.float(), None if minima is None else minima.float(), bias)
 
@@ -143,11 +66,11 @@ class PlainKernels(PlainTreeVerbs, SharesGraphs):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
         """x: (T, H) float32, weight: (H,) float32 -> (T, H) float32."""
-        return _into(self.in_tiles(lambda t: _norm(t, weight, eps), x), out)
+        return into(self.in_tiles(lambda t: _norm(t, weight, eps), x), out)
 
     def silu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
         """gate_up: (T, 2 * I) float32, gate first -> silu(gate) * up: (T, I) float32."""
-        return _into(self.in_tiles(lambda t: nn.functional.silu(t.chunk(2, 1)[0]) * t.chunk(2, 1)[1], gate_up), out)
+        return into(self.in_tiles(lambda t: nn.functional.silu(t.chunk(2, 1)[0]) * t.chunk(2, 1)[1], gate_up), out)
 
     def gelu_mul(self, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
         """As `silu_mul`, with gelu in its tanh form."""
@@ -156,7 +79,7 @@ class PlainKernels(PlainTreeVerbs, SharesGraphs):
             gate, up = t.chunk(2, 1)
             return nn.functional.gelu(gate, approximate="tanh") * up
 
-        return _into(self.in_tiles(gelu, gate_up), out)
+        return into(self.in_tiles(gelu, gate_up), out)
 
     def rotate_and_write(
         self,
@@ -186,7 +109,7 @@ class PlainKernels(PlainTreeVerbs, SharesGraphs):
         places = slots[kept].long()
         k_pages[places] = k[kept].to(k_pages.dtype)
         v_pages[places] = v[kept].to(v_pages.dtype)
-        return _into(q, out)
+        return into(q, out)
 
     def attention(
         self,
@@ -201,6 +124,7 @@ class PlainKernels(PlainTreeVerbs, SharesGraphs):
         out: Tensor | None = None,
     ) -> Tensor:
         """See `Kernels.attention`: blocks of 256 positions, merged in order."""
+        q = q.float()
         last = max(int(keys.length.max()), 1) if keys.length.numel() else 1
         positions = torch.arange(-(-last // BLOCK) * BLOCK, dtype=torch.int32, device=q.device)
         length = keys.length.unsqueeze(1)
@@ -212,7 +136,7 @@ class PlainKernels(PlainTreeVerbs, SharesGraphs):
         def attend(q: Tensor, slots: Tensor, visible: Tensor) -> Tensor:
             return _attend(q, k_pages, v_pages, slots, visible, scale, softcap, sinks)
 
-        return _into(self.in_tiles(attend, q, slots, visible), out)
+        return into(self.in_tiles(attend, q, slots, visible), out)
 
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
         """See `Kernels.draw`."""
@@ -256,10 +180,6 @@ class PlainKernels(PlainTreeVerbs, SharesGraphs):
     def gumbel(self, seeds: Tensor, samples: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
         """See `Kernels.gumbel`."""
         return gumbel(seeds, samples, positions, vocab_size)
-
-
-def _into(result: Tensor, out: Tensor | None) -> Tensor:
-    return result if out is None else out.copy_(result)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

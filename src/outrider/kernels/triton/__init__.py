@@ -63,6 +63,8 @@ class TritonKernels(PlainKernels):
         self, kind: str, quants: Tensor, scales: Tensor, minima: Tensor | None, bias: Tensor | None = None
     ) -> Linear:
         """See `Kernels.pack_quantised`; "q8" is dequantised to bfloat16 on its way to the product, "q4" is plain."""
+        if kind == "int8":
+            return TritonLinear(kind, quants, scales.float(), bias, self.tile, self.overlap)
         if kind != "q8" or quants.shape[1] % GROUP:
             return super().pack_quantised(kind, quants, scales, minima, bias)
         halves = scales.half()

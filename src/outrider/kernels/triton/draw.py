@@ -70,7 +70,7 @@ def _look(
         has_nan = tl.max((score != score).to(tl.int32))
         score = score / divisor
         if is_warm:
-            score += _rough_gumbel(_words(seed, sample, position, block, TOKENS))
+            score += rough_gumbel(_words(seed, sample, position, block, TOKENS))
         tl.store(bests + row * num_blocks + block, tl.where(has_nan != 0, float("nan"), tl.max(score)))
         block += lanes
 
@@ -100,9 +100,7 @@ def _decide(
     best = tl.load(bests + row * num_blocks + blocks, mask=blocks < num_blocks, other=float("-inf"))
     has_nan = tl.max((best != best).to(tl.int32))
     rough = tl.max(best)
-    # Noise is known to 1e-4 and a quotient to 1e-6 of itself; a quotient differs from its score by the noise, which
-    # lies between -4 and 23. "Not below" holds of NaN, too: where float32 overflows every block is looked at.
-    is_near = (blocks < num_blocks) & ((best < rough - 1e-3 - 4e-6 * tl.abs(rough)) == 0) & (best != float("-inf"))
+    is_near = (blocks < num_blocks) & can_win(best, rough) & (best != float("-inf"))
     block = tl.min(tl.where(is_near, blocks, BLOCKS))
     top, winner = divisor * 0.0 + float("-inf"), block * 0 - 1
     while block < BLOCKS:
@@ -117,6 +115,16 @@ def _decide(
             winner = tl.min(tl.where(score == here, token, vocab_size))
         block = tl.min(tl.where(is_near & (blocks > block), blocks, BLOCKS))
     tl.store(tokens + row, tl.where(has_nan != 0, -1, winner).to(tl.int64))
+
+
+@triton.jit
+def can_win(score, best):
+    """Whether an exact score may be the best, where the rough ones are `score`, and `best` of all.
+
+    Noise is known to 1e-4 and a quotient to 1e-6 of itself; a quotient differs from its score by the noise, which lies
+    between -4 and 23. "Not below" holds of NaN, too: where float32 overflows everything is looked at.
+    """
+    return (score < best - 1e-3 - 4e-6 * tl.abs(best)) == 0
 
 
 @triton.jit
@@ -135,7 +143,7 @@ def gumbel(word):
 
 
 @triton.jit
-def _rough_gumbel(word):
+def rough_gumbel(word):
     """`gumbel` in float32, to within 1e-4: near u = 1 by the distance from it, which float32 holds and u does not."""
     below, above = (word.to(tl.float32) + 0.5) * 2.0**-32, ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.0**-32
     exponential = -tl.log(tl.where(below < 0.5, below, 1.0 - above))

@@ -8,20 +8,23 @@ runs.) A pass of few rows only streams its weights, so that the order costs noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from outrider.kernels.packing import GROUP
+from outrider.kernels.triton.head import draw_rows
 from outrider.kernels.triton.launch import launch_options, on_device
-from outrider.kernels.triton.rows import activated, lookup_rows
+from outrider.kernels.triton.multiply import multiply
+from outrider.kernels.triton.rows import lookup_rows
 
 PREFETCHED = 32768
 """Bytes of weights that a program asks for before its inputs are there."""
+DRAWN_NUMBERS = 2048
+"""Logits of a tile that are drawn from by twice as many warps, as noise takes registers, too."""
 LINE = 128
 """Bytes that one request for memory brings into the cache."""
 
@@ -83,7 +86,7 @@ class TritonLinear:
         tile: Tile | None = None,
         overlap: bool = False,
     ) -> None:
-        """weight: (N, K) float32, bfloat16, or int8 with scales (N, K // 32)."""
+        """weight: (N, K) float32, bfloat16, or int8 with scales (N, K // 32), or (N,) of the kind "int8"."""
         self.kind = kind
         self.out_features, self.in_features = weight.shape
         self.weight = weight.contiguous()
@@ -117,11 +120,8 @@ class TritonLinear:
         assert residual is None or residual.stride(1) == 1 or self.out_features == 1
         grid = (triton.cdiv(x.shape[0], tile.rows), triton.cdiv(self.out_features, tile.outputs))
         with on_device(x.device):
-            _linear[grid](
-                x,
-                self.weight,
-                self.weight if self.scales is None else self.scales,
-                self.weight if self.bias is None else self.bias,
+            multiply[grid](
+                *self._operands(x),
                 out if residual is None else residual,
                 out,
                 x.shape[0],
@@ -129,24 +129,53 @@ class TritonLinear:
                 x.stride(0),
                 out.stride(0) if residual is None else residual.stride(0),
                 out.stride(0),
-                NUM_INPUTS=self.in_features,
-                OUTPUTS=tile.outputs,
-                ROWS=tile.rows,
-                INPUTS=tile.inputs,
-                GROUP=0 if self.scales is None else GROUP,
-                HAS_BIAS=self.bias is not None,
                 HAS_RESIDUAL=residual is not None,
                 IS_GATED=activation is not None,
                 IS_GELU=activation == "gelu_tanh",
-                IS_EXACT=self.kind == "float32",
-                IS_INTERPRETED=x.device.type == "cpu",
-                PREFETCH=min(PREFETCHED // tile.outputs, self.in_features * self.weight.itemsize) // LINE,
-                LINE=LINE,
-                OVERLAP=self._overlap,
-                num_warps=tile.warps,
-                num_stages=tile.stages,
-                **launch_options(self._overlap),
+                **self._options(tile, x.device),
             )
+
+    def draw(
+        self,
+        x: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        samples: Tensor,
+        positions: Tensor,
+        vocab_size: int | None = None,
+    ) -> Tensor:
+        """See `Linear.draw`: the product itself is never written."""
+        size = min(vocab_size or self.out_features, self.out_features)
+        if not x.shape[0]:
+            return torch.empty(0, dtype=torch.int64, device=x.device)
+        tile, x = self._choose(x.shape[0], x.device), x.to(self.input_dtype)
+        if tile.outputs * tile.rows >= DRAWN_NUMBERS:
+            tile = replace(tile, warps=8)
+        keyed = temperature, seeds, samples, positions
+        return draw_rows(self._operands(x), keyed, size, (tile.rows, tile.outputs), self._options(tile, x.device))
+
+    def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Inputs, weights, scales and bias; what there is none of is not read."""
+        return (
+            x,
+            self.weight,
+            self.weight if self.scales is None else self.scales,
+            self.weight if self.bias is None else self.bias,
+        )
+
+    def _options(self, tile: Tile, device: torch.device) -> dict[str, Any]:
+        """What `multiply.products` is told, and how it is launched."""
+        by_group = self.scales is not None and self.scales.dim() == 2
+        return {
+            "SHAPE": (self.in_features, tile.outputs, tile.rows, tile.inputs, GROUP if by_group else 0),
+            "FLAGS": (self.bias is not None, self.kind == "int8", self.kind == "float32", device.type == "cpu"),
+            "PREFETCH": min(PREFETCHED // tile.outputs, self.in_features * self.weight.itemsize) // LINE,
+            "LINE": LINE,
+            "OVERLAP": self._overlap,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            **launch_options(self._overlap),
+        }
 
     def _choose(self, num_rows: int, device: torch.device) -> Tile:
         if device.type == "cpu":
@@ -177,100 +206,3 @@ def differing_tiles(device: torch.device, overlap: bool = False, num_inputs: int
         if not torch.equal(found, expected):
             differing.append(tile)
     return differing
-
-
-# How many rows share a call must not choose another program for the same row.
-@triton.jit(do_not_specialize=["num_rows"])
-def _linear(
-    x,
-    weight,
-    scales,
-    bias,
-    residual,
-    out,
-    num_rows,
-    num_outputs,
-    x_stride,
-    residual_stride,
-    out_stride,
-    NUM_INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    IS_GATED: tl.constexpr,
-    IS_GELU: tl.constexpr,
-    IS_EXACT: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    LINE: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    # Neighbouring programs share weights, which then come from memory once.
-    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    k = tl.arange(0, INPUTS)
-    is_row, is_output = t < num_rows, n < num_outputs
-    own = tl.minimum(n, num_outputs - 1).to(tl.int64)  # outputs beyond the last are computed twice, and not stored
-    if IS_GATED:  # a gate and its partner in turns
-        own = own // 2 + own % 2 * (num_outputs // 2)
-    weight_at = weight + own[:, None] * NUM_INPUTS + k[None, :]
-    x_at = x + t.to(tl.int64)[:, None] * x_stride + k[None, :]
-    if OVERLAP:
-        gdc_launch_dependents()
-        if PREFETCH > 0:
-            _prefetch(weight + own * NUM_INPUTS, PREFETCH, LINE)
-        gdc_wait()
-    sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for start in range(0, NUM_INPUTS, INPUTS):
-        if NUM_INPUTS % INPUTS == 0:
-            w = tl.load(weight_at)
-            rows = tl.load(x_at, mask=is_row[:, None], other=0.0)
-        else:
-            inside = k < NUM_INPUTS - start
-            w = tl.load(weight_at, mask=inside[None, :], other=0)
-            rows = tl.load(x_at, mask=is_row[:, None] & inside[None, :], other=0.0)
-        if GROUP > 0:
-            group = start // GROUP + tl.arange(0, INPUTS // GROUP)
-            scales_at = scales + own[:, None] * (NUM_INPUTS // GROUP) + group[None, :]
-            scale = tl.load(scales_at, mask=(group < NUM_INPUTS // GROUP)[None, :], other=0.0)
-            grouped = tl.reshape(w.to(tl.float32), (OUTPUTS, INPUTS // GROUP, GROUP))
-            w = tl.reshape(grouped * scale.to(tl.float32)[:, :, None], (OUTPUTS, INPUTS)).to(tl.bfloat16)
-        if IS_INTERPRETED:  # products of bfloat16 are exact in float32
-            sums = tl.dot(w.to(tl.float32), tl.trans(rows.to(tl.float32)), sums, input_precision="ieee")
-        elif IS_EXACT:
-            sums = tl.dot(w, tl.trans(rows), sums, input_precision="ieee")
-        else:
-            sums = tl.dot(w, tl.trans(rows), sums)
-        weight_at += INPUTS
-        x_at += INPUTS
-    if HAS_BIAS:
-        sums += tl.load(bias + own)[:, None]
-    if IS_GATED:
-        pairs = tl.permute(tl.reshape(sums, (OUTPUTS // 2, 2, ROWS)), (0, 2, 1))
-        gate, up = tl.split(pairs)
-        sums = activated(gate, IS_GELU) * up
-        n = tl.program_id(1) * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
-        is_output = n < num_outputs // 2
-    at = t.to(tl.int64)[None, :]
-    is_inside = is_output[:, None] & is_row[None, :]
-    if HAS_RESIDUAL:
-        sums += tl.load(residual + at * residual_stride + n[:, None], mask=is_inside, other=0.0)
-    tl.store(out + at * out_stride + n[:, None], sums, mask=is_inside)
-
-
-@triton.jit
-def _prefetch(first, COUNT: tl.constexpr, LINE: tl.constexpr):
-    """Ask for the first lines of memory of every row at `first`, without waiting for them."""
-    bytes_at = first.to(tl.int64)
-    for line in tl.static_range(COUNT):
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [bytes_at + line * LINE],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.triton.launch import begin
-from outrider.kernels.triton.split import fold
+from outrider.kernels.triton.part import fold
 
 
 @triton.jit(

@@ -119,7 +119,7 @@ def rotate_rows(
 
 
 def lookup_rows(weight: Tensor, scales: Tensor | None, tokens: Tensor, out: Tensor | None, overlap: bool) -> Tensor:
-    """weight: (N, K), scales: (N, K // 32) of int8 weights; tokens: (T,) int64 -> (T, K) float32."""
+    """weight: (N, K), scales: (N, K // 32) or (N,) of int8 weights; tokens: (T,) int64 -> (T, K) float32."""
     num_rows, size = tokens.shape[0], weight.shape[1]
     out = torch.empty(num_rows, size, device=weight.device) if out is None else out
     if num_rows:
@@ -132,7 +132,7 @@ def lookup_rows(weight: Tensor, scales: Tensor | None, tokens: Tensor, out: Tens
                 size,
                 out.stride(0),
                 STRETCH=STRETCH,
-                GROUP=0 if scales is None else GROUP,
+                GROUP=0 if scales is None else size if scales.dim() == 1 else GROUP,
                 OVERLAP=overlap,
                 num_warps=4,
                 **launch_options(overlap),

@@ -1,7 +1,4 @@
-"""The kernel of split attention's first half: what parts of the key axis, and units of parts, say to each row.
-
-Scores are kept in units of log 2 (by the factor log2 e), so that weights are powers of two.
-"""
+"""The kernel of split attention's first half: what parts of the key axis, and units of parts, say to each row."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.triton.launch import begin, release, wait
+from outrider.kernels.triton.part import attend_part, fold, nothing
 
 # A number that happens to be 1 or a multiple of 16, or an array that happens to start on a line, must not choose
 # another program for the same row (nor have another one compiled while somebody waits).
@@ -24,7 +22,6 @@ _NUMBERS = [
     "lanes",
 ]
 _ARRAYS = ["tables", "request", "linear", "tails", "length"]
-_MANY = tl.constexpr(1 << 30)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_ARRAYS)
@@ -77,15 +74,30 @@ def attend_parts(
         release(OVERLAP and FLAGS[5])
     else:
         release(OVERLAP)
-    arrays = (q, k_pages, v_pages, values, stats, request, linear, length)
-    sizes = (window, num_rows, num_units, num_places, scale, softcap, tail_parts)
+    arrays, index = (q, k_pages, v_pages, values, stats), (request, linear, length)
+    sizes, numbers = (num_rows, num_units, num_places, tail_parts), (window, scale, softcap)
     if FLAGS[5]:
         tile, lane = tl.program_id(1) % num_tiles, tl.program_id(1) // num_tiles
-        _attend_tile(arrays, sizes, tables, table_stride, tile * ROWS, lane, lanes, SHAPE, ROWS, TILE, FLAGS, STAGES)
+        _attend_tile(
+            arrays,
+            index,
+            sizes,
+            numbers,
+            tables,
+            table_stride,
+            tile * ROWS,
+            lane,
+            lanes,
+            SHAPE,
+            ROWS,
+            TILE,
+            FLAGS,
+            STAGES,
+        )
     else:
         row, lane = tl.program_id(1) % num_rows, tl.program_id(1) // num_rows
         paths = (tables, table_stride, tails, tail_stride, full)
-        _attend_row(arrays, sizes, paths, row, lane, lanes, SHAPE, ROWS, TILE, FLAGS, STAGES)
+        _attend_row(arrays, index, sizes, numbers, paths, row, lane, lanes, SHAPE, ROWS, TILE, FLAGS, STAGES)
         if ROWS > 0:
             wait(OVERLAP)
 
@@ -93,7 +105,9 @@ def attend_parts(
 @triton.jit
 def _attend_tile(
     arrays,
+    index,
     sizes,
+    numbers,
     tables,
     table_stride,
     first_row,
@@ -107,18 +121,20 @@ def _attend_tile(
 ):
     """What a tile's rows find in their common table."""
     UNIT: tl.constexpr = SHAPE[7]
-    owner, shared, least, longest = _common(arrays, first_row, sizes[1], ROWS, SHAPE[6])
-    first = tl.maximum(least - sizes[0], 0) // SHAPE[6] if FLAGS[0] else shared * 0
+    owner, shared, least, longest = _common(index, first_row, sizes[0], ROWS, SHAPE[6])
+    first = tl.maximum(least - numbers[0], 0) // SHAPE[6] if FLAGS[0] else shared * 0
     path = (tables + owner.to(tl.int64) * table_stride, tables, longest, longest)
-    span = (first_row, tl.minimum(sizes[1] - first_row, ROWS), owner, shared + sizes[6])
+    span = (first_row, tl.minimum(sizes[0] - first_row, ROWS), owner, shared + sizes[3])
     units = (first // UNIT, shared // UNIT, tl.maximum(shared // UNIT * UNIT, first), shared, shared // UNIT)
-    _attend(arrays, sizes, path, span, units, lane, lanes, SHAPE, TILE, FLAGS, STAGES)
+    _attend(arrays, index, sizes, numbers, path, span, units, lane, lanes, SHAPE, TILE, FLAGS, STAGES)
 
 
 @triton.jit
 def _attend_row(
     arrays,
+    index,
     sizes,
+    numbers,
     paths,
     row,
     lane,
@@ -132,46 +148,62 @@ def _attend_row(
     """What a row sees that no tile shows it: its tail, or everything."""
     UNIT: tl.constexpr = SHAPE[7]
     tables, table_stride, tails, tail_stride, full = paths
-    request, linear, length = arrays[5], arrays[6], arrays[7]
+    request, linear, length = index
     num_keys, known, own = tl.load(length + row), tl.load(linear + row), tl.load(request + row)
     last = (num_keys + SHAPE[6] - 1) // SHAPE[6]
-    first = tl.maximum(num_keys - sizes[0], 0) // SHAPE[6] if FLAGS[0] else last * 0
+    first = tl.maximum(num_keys - numbers[0], 0) // SHAPE[6] if FLAGS[0] else last * 0
     in_table = tl.where(known < num_keys, known // SHAPE[6], last)
     unit, loose = first // UNIT, tl.maximum(in_table // UNIT * UNIT, first)
     if ROWS > 0:
-        owner, shared, _, _ = _common(arrays, row // ROWS * ROWS, sizes[1], ROWS, SHAPE[6])
-        if (known > 0) & (own == owner) & (last <= shared + sizes[6]):
+        owner, shared, _, _ = _common(index, row // ROWS * ROWS, sizes[0], ROWS, SHAPE[6])
+        if (known > 0) & (own == owner) & (last <= shared + sizes[3]):
             in_table, unit, loose = shared, shared // UNIT, tl.maximum(shared, first)
     if (lane == 0) & (tl.program_id(0) == 0):
         tl.store(full + row, in_table // UNIT)
     path = (tables + own.to(tl.int64) * table_stride, tails + row.to(tl.int64) * tail_stride, known, num_keys)
     units = (unit, in_table // UNIT, loose, last, in_table // UNIT)
-    _attend(arrays, sizes, path, (row, row * 0 + 1, own, last), units, lane, lanes, SHAPE, TILE, FLAGS, STAGES)
+    _attend(
+        arrays,
+        index,
+        sizes,
+        numbers,
+        path,
+        (row, row * 0 + 1, own, last),
+        units,
+        lane,
+        lanes,
+        SHAPE,
+        TILE,
+        FLAGS,
+        STAGES,
+    )
 
 
 @triton.jit
-def _common(arrays, first_row, num_rows, ROWS: tl.constexpr, KEYS: tl.constexpr):
+def _common(index, first_row, num_rows, ROWS: tl.constexpr, KEYS: tl.constexpr):
     """Of a tile's rows that are of its first row's request: the request; how many parts all of them find in its table
     (or as many as the longest has); the fewest and the most keys that one of them sees.
 
     A row without keys in the table (one that only fills the pass) is alone, as strangers are.
     """
-    request, linear, length = arrays[5], arrays[6], arrays[7]
+    request, linear, length = index
     rows = first_row + tl.arange(0, ROWS)
     owner = tl.load(request + first_row)
     known = tl.load(linear + rows, mask=rows < num_rows, other=0)
     lengths = tl.load(length + rows, mask=rows < num_rows, other=0)
     is_member = (known > 0) & (tl.load(request + rows, mask=rows < num_rows, other=0) == owner)
     longest = tl.max(tl.where(is_member, lengths, 0))
-    least = tl.min(tl.where(is_member, lengths, _MANY))
-    in_table = tl.min(tl.where(is_member & (known < lengths), known // KEYS, _MANY))
+    least = tl.min(tl.where(is_member, lengths, 1 << 30))
+    in_table = tl.min(tl.where(is_member & (known < lengths), known // KEYS, 1 << 30))
     return owner, tl.minimum(in_table, (longest + KEYS - 1) // KEYS), least, longest
 
 
 @triton.jit
 def _attend(
     arrays,
+    index,
     sizes,
+    numbers,
     path,
     span,
     units,
@@ -189,10 +221,10 @@ def _attend(
     """
     UNIT: tl.constexpr = SHAPE[7]
     PARTS: tl.constexpr = SHAPE[8]
-    q, k_pages, v_pages, values, stats, request, linear, length = arrays
-    window, num_rows, num_units, num_places, scale, softcap, tail_parts = sizes
+    q, k_pages, v_pages, values, stats = arrays
+    num_rows, num_units, num_places = sizes[0], sizes[1], sizes[2]
     d = tl.arange(0, SHAPE[5])
-    head, is_query, lengths = _queries(arrays, span, SHAPE, TILE, FLAGS)
+    head, is_query, lengths = _queries(index, span, SHAPE, TILE, FLAGS)
     is_number = is_query[:, None]
     if SHAPE[4] != SHAPE[5]:
         is_number = is_number & (d < SHAPE[4])[None, :]
@@ -204,13 +236,13 @@ def _attend(
     in_units = tl.maximum(count - lane + lanes - 1, 0) // lanes
     loose = start + lane + in_units * lanes - count
     steps = in_units * UNIT + tl.maximum(units[3] - loose + lanes - 1, 0) // lanes
-    chunk = _nothing(TILE, SHAPE[5])
-    stretch = _nothing(TILE, SHAPE[5])
+    chunk = nothing(TILE, SHAPE[5])
+    stretch = nothing(TILE, SHAPE[5])
     for step in tl.range(0, steps, num_stages=STAGES):
         in_unit = step < in_units * UNIT
         unit = units[0] + lane + step // UNIT * lanes
         part = tl.where(in_unit, unit * UNIT + step % UNIT, loose + (step - in_units * UNIT) * lanes)
-        said = _part(query, k_pages, v_pages, path, part, lengths, window, scale, softcap, SHAPE, FLAGS)
+        said = attend_part(query, k_pages, v_pages, path, part, lengths, numbers, SHAPE, FLAGS)
         is_last = (in_unit == 0) | (step % UNIT == UNIT - 1)
         at = part if UNIT == 1 else tl.where(in_unit, unit, num_units + part - units[4] * UNIT)
         if UNIT > 1:
@@ -228,9 +260,9 @@ def _attend(
 
 
 @triton.jit
-def _queries(arrays, span, SHAPE: tl.constexpr, TILE: tl.constexpr, FLAGS: tl.constexpr):
+def _queries(index, span, SHAPE: tl.constexpr, TILE: tl.constexpr, FLAGS: tl.constexpr):
     """The heads of a tile's rows: their numbers among all, which of them count, and how many keys each sees."""
-    q, k_pages, v_pages, values, stats, request, linear, length = arrays
+    request, linear, length = index
     m = tl.arange(0, TILE)
     row = span[0] + m // SHAPE[3]
     is_query = (m // SHAPE[3] < span[1]) & (m % SHAPE[3] < SHAPE[2])
@@ -240,82 +272,3 @@ def _queries(arrays, span, SHAPE: tl.constexpr, TILE: tl.constexpr, FLAGS: tl.co
         is_query = is_query & (tl.load(linear + row, mask=is_query, other=0) > 0)
         is_query = is_query & ((lengths + SHAPE[6] - 1) // SHAPE[6] <= span[3])
     return (row * SHAPE[1] + tl.program_id(0)) * SHAPE[2] + m % SHAPE[3], is_query, lengths
-
-
-@triton.jit
-def _part(
-    query,
-    k_pages,
-    v_pages,
-    path,
-    part,
-    lengths,
-    window,
-    scale,
-    softcap,
-    SHAPE: tl.constexpr,
-    FLAGS: tl.constexpr,
-):
-    """Of one part: the largest score (M,), the total of the weights (M,), and the values by weight (M, D)."""
-    d = tl.arange(0, SHAPE[5])
-    x = part * SHAPE[6] + tl.arange(0, SHAPE[6])
-    slots = _slots(path, x, SHAPE[0], FLAGS[5])
-    at = (slots.to(tl.int64) if FLAGS[4] else slots) * (SHAPE[1] * SHAPE[4])
-    k_pages += tl.program_id(0) * SHAPE[4]
-    v_pages += tl.program_id(0) * SHAPE[4]
-    is_key = x < path[3]
-    if SHAPE[4] == SHAPE[5]:
-        k = tl.load(k_pages + (at[None, :] + d[:, None]), mask=is_key[None, :], other=0.0)
-        v = tl.load(v_pages + (at[:, None] + d[None, :]), mask=is_key[:, None], other=0.0)
-    else:
-        inside = d < SHAPE[4]
-        k = tl.load(k_pages + (at[None, :] + d[:, None]), mask=is_key[None, :] & inside[:, None], other=0.0)
-        v = tl.load(v_pages + (at[:, None] + d[None, :]), mask=is_key[:, None] & inside[None, :], other=0.0)
-    scores = _product(query, k, FLAGS) * scale
-    if FLAGS[1]:  # tanh(s) = 2 sigmoid(2 s) - 1
-        scores = (softcap * 1.4426950408889634) * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-    seen = x[None, :] < lengths[:, None]
-    if FLAGS[0]:
-        seen = seen & (x[None, :] >= lengths[:, None] - window)
-    scores = tl.where(seen, scores, float("-inf"))
-    largest = tl.max(scores, axis=1)
-    weights = tl.exp2(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None]).to(v.dtype)
-    ones = tl.full((SHAPE[6], 16), 1.0, tl.float32).to(v.dtype)
-    return largest, tl.max(_product(weights, ones, FLAGS), axis=1), _product(weights, v, FLAGS)
-
-
-@triton.jit
-def _slots(path, x, BLOCK_SIZE: tl.constexpr, IS_SHARED: tl.constexpr):
-    """Where the keys at positions x lie; anywhere from the last one on."""
-    table, tail, known, num_keys = path
-    in_table = x < tl.minimum(known, num_keys)
-    slots = tl.load(table + x // BLOCK_SIZE, mask=in_table, other=0) * BLOCK_SIZE + x % BLOCK_SIZE
-    if not IS_SHARED:
-        slots = tl.where(in_table, slots, tl.load(tail + (x - known), mask=(x >= known) & (x < num_keys), other=0))
-    return slots
-
-
-@triton.jit
-def _product(a, b, FLAGS: tl.constexpr):
-    """a (M, K) times b (K, N) of one type, summed over K in order, in float32."""
-    if FLAGS[3]:  # the interpreter multiplies the bits of bfloat16 as if they were integers
-        product = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-    else:
-        product = tl.dot(a, b, input_precision="ieee")
-    return product
-
-
-@triton.jit
-def _nothing(TILE: tl.constexpr, DIM: tl.constexpr):
-    """What no key says."""
-    return tl.full((TILE,), float("-inf"), tl.float32), tl.zeros((TILE,), tl.float32), tl.zeros((TILE, DIM), tl.float32)
-
-
-@triton.jit
-def fold(said, other):
-    """What two say together: (largest score, total, values) each, of as many queries; -inf is nothing."""
-    larger = tl.maximum(said[0], other[0])
-    safe = tl.where(larger == float("-inf"), 0.0, larger)
-    shrink, grow = tl.exp2(said[0] - safe), tl.exp2(other[0] - safe)
-    total = tl.fma(said[1], shrink, other[1] * grow)
-    return larger, total, tl.fma(said[2], shrink[:, None], other[2] * grow[:, None])
