@@ -10,7 +10,7 @@ from typing import Any
 from outrider.errors import ConfigError
 from outrider.registry import DRAFTERS, nearest, unknown
 
-DTYPES = ("auto", "float32", "bfloat16", "packed")
+DTYPES = ("auto", "float32", "bfloat16", "int8", "packed")
 ACCEPTANCE = ("match", "rejection")
 KERNELS = ("auto", "native", "triton", "plain")
 WIDENINGS = ("8b", "2x")
@@ -33,7 +33,8 @@ class EngineConfig:
         model: alias, folder, `.gguf` file or hub id of the target.
         drafter: a name of the registry, two joined by "+" (a cascade: the second guesses where the first is silent),
             "auto" or "none" (plain decoding). drafter_model: folder or alias of the drafter's own weights.
-        dtype: "float32", "bfloat16", "packed" (a quantised file's own bits), or "auto".
+        dtype: "float32", "bfloat16", "int8" (on a GPU: weights of 8 bits with one scale an output, beside bfloat16),
+            "packed" (a quantised file's own bits), or "auto".
         device: "cpu", "cuda", "cuda:1", ... or "auto". threads: CPU threads of the kernels (None: all).
         depth: most levels of a draft tree, None leaves it to control. width: most children of one node
             (None: the drafter's own, 1 for a chain). nodes: most nodes of a tree (None: depth times width).

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outrider.errors import KernelError
-from outrider.kernels.packing import quantise
+from outrider.kernels.packing import quantise, quantise_outputs
 
 SHAPES = [(72, 96), (16, 32), (5, 64), (193, 320)]
 WIDTHS = [1, 2, 3, 7, 8, 9, 13, 17]
@@ -140,6 +140,37 @@ def test_some_rows_of_a_linear_are_those_rows_bit_for_bit(kernels, normal, shape
         assert torch.equal(some(x), whole(x)[:, ids])
     torch.testing.assert_close(some(x), whole(x)[:, ids])  # a library may sum other shapes in another order
     assert torch.equal(some.lookup(torch.arange(len(ids))), whole.lookup(ids))
+
+
+def test_weights_of_one_scale_an_output_meet_inputs_of_16_bits(kernels, normal):
+    """Right, the same in any company, looked up exactly, by the row; where there is no such product it is refused."""
+    quants, scales = quantise_outputs(normal(70, 96) * normal(70, 1).exp())
+    bias, residual, x = normal(70), normal(19, 70), normal(19, 96)
+    if kernels.name == "native":
+        with pytest.raises(KernelError, match="GPU"):
+            kernels.pack_quantised("int8", quants, scales, None)
+        return
+    linear = kernels.pack_quantised("int8", quants, scales, None, bias)
+    weight = quants.double() * scales.double()[:, None]
+    y = linear(x, residual)
+    exact = x.bfloat16().double() @ weight.T + bias + residual
+    torch.testing.assert_close(y.double(), exact, atol=1e-5 * float(weight.abs().max()) * 96**0.5, rtol=1e-5)
+    assert torch.equal(linear(x.bfloat16().float(), residual), y)
+    for width in WIDTHS:
+        assert torch.equal(linear(x[:width], residual[:width]), y[:width])
+    ids = torch.tensor([3, 69, 3, 0])
+    assert torch.equal(linear.lookup(ids), quants[ids].float() * scales[ids][:, None])
+    torch.testing.assert_close(linear.rows(ids)(x), linear(x)[:, ids])
+    assert (linear.kind, linear.nbytes) == ("int8", 70 * 96 + 70 * 4 + 70 * 4)
+
+
+def test_rounding_to_one_scale_an_output_errs_by_half_a_step(normal):
+    weight = normal(40, 96) * normal(40, 1).exp()
+    weight[3] = 0.0
+    quants, scales = quantise_outputs(weight)
+    error = (quants.float() * scales[:, None] - weight).abs().amax(1)
+    assert (error <= weight.abs().amax(1) * (0.5 / 127 + 1e-6)).all()
+    assert error.max() > 0
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("q8", 254), ("q4", 15)])

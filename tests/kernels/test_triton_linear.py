@@ -10,6 +10,7 @@ import torch
 
 import outrider.kernels
 from outrider.kernels import select, settle
+from outrider.kernels.packing import quantise_outputs
 from tests.kernels.conftest import make_triton
 from tests.kernels.test_linear import dequantised, quantised
 
@@ -29,11 +30,26 @@ def tiles():
     return [*linear.all_tiles(), linear.ONE_TILE]
 
 
-@pytest.mark.parametrize(("kind", "shape"), [("bfloat16", (70, 96)), ("bfloat16", (20, 33)), ("q8", (70, 96))], ids=str)
+def packed(kernels, kind: str, rows, bias=None):
+    """A linear of these weights, of the kind, and the numbers by which it multiplies."""
+    if kind == "q8":
+        parts = [None if t is None else t.to(rows.device) for t in quantised(kind, rows.shape)]
+        return kernels.pack_quantised(kind, *parts, bias), dequantised(*parts).bfloat16()
+    if kind == "int8":
+        quants, scales = quantise_outputs(rows)
+        return kernels.pack_quantised(kind, quants, scales, None, bias), quants.double() * scales.double()[:, None]
+    rows = rows.to(getattr(torch, kind))
+    return kernels.pack(rows, bias), rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [("bfloat16", (70, 96)), ("bfloat16", (20, 33)), ("q8", (70, 96)), ("int8", (70, 96)), ("int8", (20, 33))],
+    ids=str,
+)
 def test_every_tile_multiplies(triton, normal, shape, kind):
     rows, x = normal(*shape).bfloat16(), normal(19, shape[1]).bfloat16()
-    linear = triton.pack(rows) if kind == "bfloat16" else triton.pack_quantised(kind, *quantised(kind, shape))
-    weight = rows if kind == "bfloat16" else dequantised(*quantised(kind, shape)).bfloat16()
+    linear, weight = packed(triton, kind, rows)
     exact = x.double() @ weight.double().T
     for tile in tiles():
         out = torch.empty(19, shape[0])
@@ -71,14 +87,11 @@ def test_a_residual_may_be_the_result(triton, normal):
     assert torch.equal(residual, expected)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "q8", "int8"])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_a_gated_product_has_the_bits_of_product_and_gate(triton, normal, kind, activation):
     bias, x = normal(76), normal(18, 96)
-    if kind == "q8":
-        linear = triton.pack_quantised(kind, *quantised(kind, (76, 96)), bias)
-    else:
-        linear = triton.pack(normal(76, 96).to(getattr(torch, kind)), bias)
+    linear, _ = packed(triton, kind, normal(76, 96), bias)
     gate = triton.silu_mul if activation == "silu" else triton.gelu_mul
     assert torch.equal(linear.gated(x, activation), gate(linear(x)))
     narrow = torch.empty(18, 38, dtype=torch.bfloat16)
@@ -133,20 +146,15 @@ def test_on_a_gpu_nothing_is_narrowed():
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        *product(["float32", "bfloat16", "q8"], [(576, 576), (6144, 4096), (4096, 14336)]),
-        *product(["float32", "bfloat16"], [(50, 1000), (20, 33)]),  # eight bits come in groups of 32
+        *product(["float32", "bfloat16", "q8", "int8"], [(576, 576), (6144, 4096), (4096, 14336)]),
+        *product(["float32", "bfloat16", "int8"], [(50, 1000), (20, 33)]),  # the eight bits of q8 come in groups of 32
     ],
     ids=str,
 )
 def test_on_a_gpu_linears_are_right_and_mind_no_neighbour(normal, shape, kind):
     kernels = select("triton", CUDA)
     x, bias, residual = (normal(*size).to(CUDA) for size in ((600, shape[1]), shape[:1], (600, shape[0])))
-    if kind == "q8":
-        parts = [None if t is None else t.to(CUDA) for t in quantised(kind, shape)]
-        linear, weight = kernels.pack_quantised(kind, *parts, bias), dequantised(*parts).bfloat16()
-    else:
-        weight = normal(*shape).to(CUDA, getattr(torch, kind))
-        linear = kernels.pack(weight, bias)
+    linear, weight = packed(kernels, kind, normal(*shape).to(CUDA), bias)
     exact = x.to(linear.input_dtype).double() @ weight.double().T + bias + residual
     whole = linear(x, residual)
     torch.testing.assert_close(whole.double(), exact, atol=3e-5 * shape[1] ** 0.5 * float(exact.std()), rtol=1e-4)
@@ -159,5 +167,10 @@ def test_on_a_gpu_linears_are_right_and_mind_no_neighbour(normal, shape, kind):
         torch.testing.assert_close(gated, gate(linear(x)), atol=1e-5 * float(gated.abs().max()), rtol=1e-5)
         for width in WIDTHS:
             assert torch.equal(linear.gated(x[:width], activation), gated[:width]), width
+    keyed = (torch.tensor([0.0, 1.0, 0.5], device=CUDA).repeat(200), *(torch.arange(600, device=CUDA),) * 3)
+    keyed = (*keyed[:2], *(numbers.int() for numbers in keyed[2:]))
+    for width in WIDTHS:
+        part = [numbers[:width] for numbers in keyed]
+        assert torch.equal(linear.draw(x[:width], *part), kernels.draw(linear(x[:width]), *part)), width
     ids = torch.tensor([3, 0, 17], device=CUDA)
     assert torch.equal(linear.rows(ids)(x[:5]), linear(x[:5])[:, ids])

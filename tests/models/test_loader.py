@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, BertLMHeadModel
 
-from outrider.errors import ModelError
+from outrider.errors import KernelError, ModelError
 from outrider.models.batch import BatchBuilder
 from outrider.models.gguf import read_header
 from outrider.models.loader import load, locate, resolve_device
@@ -105,6 +105,28 @@ def test_unknown_dtype(folder):
 
 def test_packed_without_packed_weights(folder):
     assert "it holds no Q4_0, Q4_1 or Q8_0 weights" in refusal(folder, dtype="packed")
+
+
+def test_weights_of_8_bits_are_another_law_close_by(tmp_path):
+    """Rows mind no neighbour there either, keys and values are bfloat16, and only lean layers have them."""
+    target = load(str(save(tmp_path / "model")), kernels="plain", dtype="int8")
+    assert (target.dtype, target.way, target.page_dtype) == ("int8", "lean", torch.bfloat16)
+    assert (target.report.exactness, target.report.rows_varied) == ("seed", 0)
+    assert "8-bit weights against bfloat16 activations" in target.model.numerics
+    builder = BatchBuilder(4)
+    builder.request([1, 2])
+    builder.line(0, [5, 77, 3, 120], 4)
+    ours = target.forward(builder.build(target.device), target.make_pages(16)).logits
+    with torch.inference_mode():
+        theirs = make_module("llama")(torch.tensor([[5, 77, 3, 120]])).logits[0]
+    error = float((ours - theirs).abs().max() / theirs.std())
+    assert 1e-4 < error < 0.2
+    assert "has no layers of int8 weights" in refusal(save(tmp_path / "other", "gemma2"), dtype="int8")
+
+
+def test_weights_of_8_bits_on_the_native_kernels(folder):
+    with pytest.raises(KernelError, match="choose dtype packed or bfloat16"):
+        load(str(folder), kernels="native", dtype="int8")
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "mps", "banana"])

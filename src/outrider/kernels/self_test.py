@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from outrider.errors import KernelError
 from outrider.kernels.base import Kernels, KeyIndex
+from outrider.kernels.packing import quantise_outputs
 
 WIDTHS = (*range(1, 18), 64)
 """Rows a call."""
@@ -67,6 +70,8 @@ def _cases(kernels: Kernels, device: torch.device, generator: torch.Generator) -
         "q4": kernels.pack_quantised("q4", nibbles, scales, minima),
         "q8": kernels.pack_quantised("q8", octets, scales, None),
     }
+    with suppress(KernelError):  # not every set multiplies these
+        linears["int8"] = kernels.pack_quantised("int8", *quantise_outputs(weight), None)
     cases: dict[str, Case] = {
         f"linear {kind}": lambda rows, linear=linear: linear(x[rows], residual[rows])  # type: ignore[misc]
         for kind, linear in linears.items()
@@ -81,8 +86,10 @@ def _cases(kernels: Kernels, device: torch.device, generator: torch.Generator) -
         cases[f"attention {str(dtype).removeprefix('torch.')}"] = _attention(kernels, normal, dtype, generator)
     logits, temperature = 3 * normal(_ROWS, _VOCAB), torch.arange(_ROWS, device=device) % 3 * 0.7
     numbers = torch.arange(_ROWS, device=device, dtype=torch.int32)
-    cases["draw"] = lambda rows: kernels.draw(
-        logits[rows], temperature[rows], numbers[rows].long() << 33, numbers[rows], numbers[rows] * 7
+    keyed = temperature, numbers.long() << 33, numbers, numbers * 7
+    cases["draw"] = lambda rows: kernels.draw(logits[rows], *(part[rows] for part in keyed))
+    cases["draw of a head"] = lambda rows: linears["bfloat16"].draw(
+        x[rows], keyed[0][rows], keyed[1][rows], keyed[2][rows], keyed[3][rows]
     )
     return cases
 

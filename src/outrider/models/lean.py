@@ -78,14 +78,17 @@ class LeanModel:
         self._recordings: WeakKeyDictionary[Pages, _Recording] = WeakKeyDictionary()
 
     @classmethod
-    def from_module(cls, module: Any, kernels: Kernels) -> LeanModel | None:
-        """Fill the layers from a loaded Transformers model; None where they would not compute exactly what it does."""
+    def from_module(cls, module: Any, kernels: Kernels, kind: str | None = None) -> LeanModel | None:
+        """Fill the layers from a loaded Transformers model; None where they would not compute exactly what it does.
+
+        kind: "int8" rounds the weights of linears; None keeps them.
+        """
         spec = spec_of(module.config)
         if spec is None or not fits(spec, module):
             return None
         with torch.inference_mode():
             tables = rotary_tables(module.model.rotary_emb, spec.max_positions, module.device)
-            return cls(spec, ModuleWeights(module, kernels), kernels, tables)
+            return cls(spec, ModuleWeights(module, kernels, kind), kernels, tables)
 
     @classmethod
     def from_gguf(cls, path: str | Path, config: Any, kernels: Kernels) -> LeanModel | None:

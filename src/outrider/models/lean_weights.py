@@ -12,10 +12,17 @@ from gguf.constants import GGMLQuantizationType
 from torch import Tensor, nn
 
 from outrider.kernels.base import Kernels, Linear
+from outrider.kernels.packing import quantise_outputs
 from outrider.models.gguf import GgufTensor, read_header
 from outrider.models.lean_spec import LeanSpec
 
-_WEIGHTS = {"float32": "float32 weights", "bfloat16": "bfloat16 weights", "q4": "4-bit weights", "q8": "8-bit weights"}
+_WEIGHTS = {
+    "float32": "float32 weights",
+    "bfloat16": "bfloat16 weights",
+    "q4": "4-bit weights",
+    "q8": "8-bit weights",
+    "int8": "8-bit weights",
+}
 
 
 class Weights(Protocol):
@@ -29,18 +36,22 @@ class Weights(Protocol):
 
 
 class ModuleWeights:
-    """The parameters of a loaded module."""
+    """The parameters of a loaded module, those of linears rounded to the `kind` "int8" where that is asked for."""
 
-    def __init__(self, module: nn.Module, kernels: Kernels) -> None:
+    def __init__(self, module: nn.Module, kernels: Kernels, kind: str | None = None) -> None:
         self._state = module.state_dict()
         self._kernels = kernels
+        self._kind = kind
 
     def linears(self, names: Sequence[str]) -> list[Linear]:
         """See `Weights.linears`; always one."""
         weights = [self._state[f"{name}.weight"] for name in names]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         biases = [self._state[f"{name}.bias"] for name in names if f"{name}.bias" in self._state]
-        return [self._kernels.pack(weight, torch.cat(biases) if biases else None)]
+        bias = torch.cat(biases) if biases else None
+        if self._kind is None:
+            return [self._kernels.pack(weight, bias)]
+        return [self._kernels.pack_quantised(self._kind, *quantise_outputs(weight), None, bias)]
 
     def vector(self, name: str) -> Tensor:
         """See `Weights.vector`."""
@@ -179,7 +190,7 @@ def in_words(linears: Sequence[Linear]) -> str:
     words = set()
     for linear in linears:
         rounded = " against 8-bit activations in groups of 16" if linear.kind in ("q4", "q8") else ""
-        if linear.input_dtype == torch.bfloat16:
+        if linear.input_dtype == torch.bfloat16 or linear.kind == "int8":
             rounded = " against bfloat16 activations"
         words.add(_WEIGHTS[linear.kind] + rounded)
     return ", ".join(sorted(words))

@@ -46,9 +46,9 @@ def load(
     """Load a target (or a small drafter model): an alias, a folder, a `.gguf` file or a hub id.
 
     Args:
-        dtype: "packed" runs a quantised file's own bits, "float32" and "bfloat16" the dequantised weights. "auto" is
-            packed on a CPU where the file and the native kernels allow it, else bfloat16 on a GPU, else what the
-            folder holds.
+        dtype: "packed" runs a quantised file's own bits, "float32" and "bfloat16" the dequantised weights, "int8" those
+            rounded to 8 bits with one scale an output: another law, which is then kept as exactly. "auto" is packed on
+            a CPU where the file and the native kernels allow it, else bfloat16 on a GPU, else what the folder holds.
         kernels: by name, or those of another model on the same device, which are tried already.
         pass_width: rows of every pass of a Transformers module (None: `FIXED_WIDTH`).
         fetch: download an alias that is not there yet, instead of refusing.
@@ -70,7 +70,7 @@ def load(
     laps.end("kernels")
     config = checks.read_config(source)
     tokenizer = checks.read_tokenizer(source)
-    if widen is not None and dtype == "packed":
+    if widen is not None and dtype in ("packed", "int8"):
         raise ModelError("a widened twin has float weights: choose dtype float32 or bfloat16")
     packed = None if widen is not None else _packed(dtype, source, config, place, chosen)
     expected, body = None, packed
@@ -78,16 +78,16 @@ def load(
         dtype, generation = "packed", checks.read_generation_config(source)
     else:
         dtype = _float_type(dtype, source, config, place)
-        module = checks.read_module(source, config, getattr(torch, dtype), place)
+        module = checks.read_module(source, config, torch.float32 if dtype == "float32" else torch.bfloat16, place)
         generation = module.generation_config
-        if self_test:
+        if self_test and dtype != "int8":
             laps.end("weights")
             expected = reference(module, true_vocabulary(config, tokenizer))
             laps.end("checks of the model")
         if widen is not None:
             target = twin_of(source.name, widen, module, chosen, tokenizer)
         else:
-            body = body_of(module, chosen)
+            body = body_of(module, chosen, dtype)
         del module
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what the lean layers fused is not needed apart, and memory is planned next
@@ -100,11 +100,20 @@ def load(
     return target
 
 
-def body_of(module: Any, kernels: Kernels) -> Model:
+def body_of(module: Any, kernels: Kernels, dtype: str = "auto") -> Model:
     """The lean layers where they compute exactly what the module does, else the module.
 
     On a GPU without kernels made for it the libraries' own linears, under a graph, are the faster way.
+
+    Raises:
+        ModelError: if there are no such layers for 8-bit weights. KernelError: if the kernels do not multiply those.
     """
+    if dtype == "int8":
+        rounded = LeanModel.from_module(module, kernels, "int8")
+        if rounded is None:
+            kind = module.config.model_type
+            raise ModelError(f"its architecture ({kind}) has no layers of int8 weights: choose dtype bfloat16")
+        return rounded
     lean = LeanModel.from_module(module, kernels) if module.device.type == "cpu" or kernels.name == "triton" else None
     return lean or ModuleModel(module, kernels)
 
@@ -188,7 +197,7 @@ def assemble(
         eos_ids=checks.end_ids(generation, tokenizer),
         max_positions=max_positions,
         hidden_size=text.hidden_size,
-        page_dtype=torch.bfloat16 if dtype == "bfloat16" else torch.float32,
+        page_dtype=torch.bfloat16 if dtype in ("bfloat16", "int8") else torch.float32,
         fixed_width=(pass_width or FIXED_WIDTH) if is_module else kernels.fixed_width,
         notes=[*notes, kernels.note] if kernels.note else notes,
     )

@@ -75,7 +75,7 @@ class Target:
 
     Attributes:
         way: "lean" (our own layers and packed weights) or "module" (Transformers' module).
-        dtype: "float32", "bfloat16" or "packed". page_dtype: of keys and values.
+        dtype: "float32", "bfloat16", "int8" or "packed". page_dtype: of keys and values.
         vocab_size: number of ids that may be emitted; logits are cut to it where the embedding is padded.
         eos_ids: tokens that end a text. max_positions: most positions of one request.
         fixed_width: rows of every pass, or None where any width gives the same bits.

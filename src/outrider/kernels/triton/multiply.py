@@ -105,7 +105,7 @@ def products(
             scale = tl.load(scales_at, mask=(group < NUM_INPUTS // GROUP)[None, :], other=0.0)
             grouped = tl.reshape(w.to(tl.float32), (OUTPUTS, INPUTS // GROUP, GROUP))
             w = tl.reshape(grouped * scale.to(tl.float32)[:, :, None], (OUTPUTS, INPUTS)).to(tl.bfloat16)
-        elif FLAGS[1]:
+        elif FLAGS[1] and not FLAGS[3]:
             w = w.to(tl.bfloat16)  # 8 bits are exact in it
         if FLAGS[3]:  # products of bfloat16 are exact in float32
             sums = tl.dot(w.to(tl.float32), tl.trans(rows.to(tl.float32)), sums, input_precision="ieee")
