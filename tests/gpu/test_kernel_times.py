@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from outrider.kernels import select
+from outrider.kernels.packing import quantise_outputs
 from outrider.kernels.tree import PageTable, Trees
 from tests.gpu import passes
 
@@ -133,6 +134,58 @@ def test_the_rest_of_a_cycle(kernels):
     table, slots = PageTable.of([*pages.keys, *pages.values]), torch.randperm(4096, device=GPU)[:nodes].int()
     took = microseconds(lambda _: kernels.compact(table, slots, trees, walks), 10)
     tell(f"compaction of its path in {LAYERS} layers", took)
+
+
+@pytest.mark.parametrize("rows", [1, 17, 65])
+def test_a_head_that_draws(kernels, rows):
+    """Beside the same head and the draw of its logits, at T = 0 and T = 1; and by weights of 8 bits."""
+    generator = torch.Generator(GPU).manual_seed(3)
+    weight = torch.randn(VOCAB, passes.HEADS * passes.DIM, device=GPU, generator=generator).bfloat16()
+    x = torch.randn(rows, weight.shape[1], device=GPU, generator=generator) / 64
+    heads = {
+        "bfloat16": kernels.pack(weight),
+        "int8": kernels.pack_quantised("int8", *quantise_outputs(weight), None),
+    }
+    print(f"\n{torch.cuda.get_device_name()}: a head of {VOCAB:,} x {weight.shape[1]:,}, {rows} rows")
+    for name, head in heads.items():
+        tell(f"{name}, logits", microseconds(lambda _, head=head: head(x), 5), f"{head.nbytes / 1e9:.2f} GB")
+        for heat in (0.0, 1.0):
+            keyed = _keyed(rows, heat)
+            assert torch.equal(head.draw(x, *keyed), kernels.draw(head(x), *keyed))
+
+            def apart(_, head=head, keyed=keyed):
+                kernels.draw(head(x), *keyed)
+
+            def fused(_, head=head, keyed=keyed):
+                head.draw(x, *keyed)
+
+            tell(f"{name}, logits and their draw at temperature {heat}", microseconds(apart, 5))
+            tell(f"{name}, one draw at temperature {heat}", microseconds(fused, 5))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_weights_of_8_bits(kernels, rows):
+    """The linears of an 8B's layer by bfloat16 and by 8 bits, each of four layers' weights in turns."""
+    print(f"\n{torch.cuda.get_device_name()}: linears of a layer, {rows} rows")
+    for name, shape in {
+        "qkv": (6144, 4096),
+        "o": (4096, 4096),
+        "gate_up": (28672, 4096),
+        "down": (4096, 14336),
+    }.items():
+        x = torch.randn(rows, shape[1], device=GPU)
+        weights = [torch.randn(*shape, device=GPU).bfloat16() for _ in range(4)]
+        for kind in ("bfloat16", "int8"):
+            if kind == "int8":
+                linears = [kernels.pack_quantised(kind, *quantise_outputs(weight), None) for weight in weights]
+            else:
+                linears = [kernels.pack(weight) for weight in weights]
+
+            def run(call, linears=linears, x=x.bfloat16()):
+                linears[call](x)
+
+            took = microseconds(run, len(linears))
+            tell(f"{name} {shape}, {kind}", took, f"{linears[0].nbytes / took / 1e6:6.2f} TB/s")
 
 
 def _keyed(rows: int, heat: float):

@@ -2,11 +2,13 @@
 
 Run as a program, without TRITON_INTERPRET: Triton's driver is stood in for, tensors lie on PyTorch's "meta" device, and
 a launch ends where it has compiled. What it prints, a line a kernel: name, warps, registers a thread, bytes of spilled
-registers, bytes of shared memory.
+registers, bytes of shared memory, programs that one multiprocessor holds, programs of the launch that compiled it, and
+what these fill of an H100 at once.
 """
 
 from __future__ import annotations
 
+import math
 import subprocess
 import tempfile
 from pathlib import Path
@@ -24,6 +26,10 @@ META = torch.device("meta")
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
+PROCESSORS = 132
+"""Of an H100."""
+
+
 class Hopper:
     """A driver that knows what it would run on and cannot run anything."""
 
@@ -37,13 +43,22 @@ class Hopper:
         return 0
 
 
-def tell(name: str, kernel) -> None:
+def held(warps: int, registers: int, shared: int) -> int:
+    """Programs that a multiprocessor holds: it has 65,536 registers, 227 KiB of shared memory and room for 64 warps."""
+    by_registers = 65536 // (warps * 32 * (-(-registers // 8) * 8))
+    return min(by_registers, 227 * 1024 // (shared + 1024), 64 // warps, 32)
+
+
+def tell(name: str, kernel, programs: int) -> None:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         told = subprocess.run([TOOL, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
     usage = dict(part.split(":") for line in told.stdout.splitlines() if "REG:" in line for part in line.split())
-    print(name, kernel.metadata.num_warps, usage["REG"], usage["STACK"], kernel.metadata.shared, flush=True)
+    warps, shared = kernel.metadata.num_warps, kernel.metadata.shared
+    fit = held(warps, int(usage["REG"]), shared)
+    filled = f"{programs / (fit * PROCESSORS):.2f}"
+    print(name, warps, usage["REG"], usage["STACK"], shared, fit, programs, filled, flush=True)
 
 
 def only_compile() -> None:
@@ -54,7 +69,7 @@ def only_compile() -> None:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         if kernel is not None and kernel.hash not in told:
             told.add(kernel.hash)
-            tell(self.__name__, kernel)
+            tell(self.__name__, kernel, math.prod(grid))
         return kernel
 
     JITFunction.run = compile_and_tell
@@ -90,7 +105,13 @@ def multiply_and_norm(kernels: TritonKernels, rows: int) -> None:
         # Whether scales are exact in 16 bits is read from them, and these hold nothing.
         linear = type(linear)("q8", quants, floats(num_outputs, num_inputs // 32, dtype=torch.float16))
         linear(floats(rows, num_inputs))
+        linear = kernels.pack_quantised("int8", quants, floats(num_outputs), None)
+        linear(floats(rows, num_inputs), floats(rows, num_outputs))
+        linear.gated(floats(rows, num_inputs), "silu")
     linear.lookup(longs(rows))
+    keyed = floats(rows), longs(rows), ints(rows), ints(rows)
+    for head in (kernels.pack(floats(128256, 4096, dtype=torch.bfloat16)), linear):
+        head.draw(floats(rows, head.in_features), *keyed)
     kernels.rms_norm(floats(rows, 4096), floats(4096), 1e-5)
     kernels.silu_mul(floats(rows, 2 * 14336))
     kernels.gelu_mul(floats(rows, 2 * 14336))

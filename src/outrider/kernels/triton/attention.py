@@ -209,7 +209,7 @@ def _attend_slice(
                 TILE=split.tile if is_tile else max(LEAST_TILE, padded_group),
                 FLAGS=(window is not None, softcap is not None, is_exact, is_interpreted, is_large, is_tile),
                 STAGES=STAGES if split.unit > 1 and (is_tile or is_long) else 1,
-                num_warps=8 if is_tile and is_long else 4,
+                num_warps=8 if is_tile and (is_long or (split.unit > 1 and padded_dim > 128)) else 4,
                 maxnreg=_registers(is_tile, is_exact, split, padded_dim),
                 **overlapped,
             )

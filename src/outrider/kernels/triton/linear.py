@@ -25,6 +25,8 @@ PREFETCHED = 32768
 """Bytes of weights that a program asks for before its inputs are there."""
 DRAWN_NUMBERS = 2048
 """Logits of a tile that are drawn from by twice as many warps, as noise takes registers, too."""
+MOST_DRAWN = 128
+"""Rows by which the tile of a draw is chosen at most: noise finds no registers beside a larger one."""
 LINE = 128
 """Bytes that one request for memory brings into the cache."""
 
@@ -148,7 +150,7 @@ class TritonLinear:
         size = min(vocab_size or self.out_features, self.out_features)
         if not x.shape[0]:
             return torch.empty(0, dtype=torch.int64, device=x.device)
-        tile, x = self._choose(x.shape[0], x.device), x.to(self.input_dtype)
+        tile, x = self._choose(min(x.shape[0], MOST_DRAWN), x.device), x.to(self.input_dtype)
         if tile.outputs * tile.rows >= DRAWN_NUMBERS:
             tile = replace(tile, warps=8)
         keyed = temperature, seeds, samples, positions
