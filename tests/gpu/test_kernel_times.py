@@ -173,7 +173,7 @@ def test_weights_of_8_bits(kernels, rows):
         "gate_up": (28672, 4096),
         "down": (4096, 14336),
     }.items():
-        x = torch.randn(rows, shape[1], device=GPU)
+        x = torch.randn(rows, shape[1], device=GPU).bfloat16()
         weights = [torch.randn(*shape, device=GPU).bfloat16() for _ in range(4)]
         for kind in ("bfloat16", "int8"):
             if kind == "int8":
@@ -181,7 +181,7 @@ def test_weights_of_8_bits(kernels, rows):
             else:
                 linears = [kernels.pack(weight) for weight in weights]
 
-            def run(call, linears=linears, x=x.bfloat16()):
+            def run(call, linears=linears, x=x):
                 linears[call](x)
 
             took = microseconds(run, len(linears))

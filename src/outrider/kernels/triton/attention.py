@@ -41,7 +41,8 @@ AHEAD = 16
 """Units that the merge asks for at once."""
 LOG2_E = 1.4426950408889634
 STAGES = 3
-"""Of a program's loop over parts: keys on their way while others are multiplied."""
+"""Of the loop of a program that folds stretches: keys on their way while others are multiplied. Elsewhere two programs
+or more of a multiprocessor wait for their keys in turns, for which they need its shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def _attend_slice(
                 ROWS=rows_a_tile,
                 TILE=split.tile if is_tile else max(LEAST_TILE, padded_group),
                 FLAGS=(window is not None, softcap is not None, is_exact, is_interpreted, is_large, is_tile),
-                STAGES=STAGES if split.unit > 1 and (is_tile or is_long) else 1,
+                STAGES=STAGES if is_long else 1,
                 num_warps=8 if is_tile and (is_long or (split.unit > 1 and padded_dim > 128)) else 4,
                 maxnreg=_registers(is_tile, is_exact, split, padded_dim),
                 **overlapped,
