@@ -201,6 +201,7 @@ def make_engine(
     acceptance: str = "match",
     prefix_cache: bool = True,
     target: ToyTarget | None = None,
+    in_flight: int = 0,
     **settings: Any,
 ) -> Engine:
     """An engine over the toy target, as `engine/resolve` puts one together; `settings` are the drafter's."""
@@ -222,7 +223,7 @@ def make_engine(
         extra_rows=needs.extra_rows,
     )
     scheduler = Scheduler(ledger, needs, max_requests, max_rows, target.max_positions)
-    return Engine(target, pages, scheduler, guess, control, acceptance)  # type: ignore[arg-type]
+    return Engine(target, pages, scheduler, guess, control, acceptance, in_flight)  # type: ignore[arg-type]
 
 
 def make_request(number: int, prompt: Sequence[int], params: SamplingParams, ends: Sequence[int] = ()) -> Request:

@@ -41,7 +41,11 @@ class Laps:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One call of `step`: rows of the pass, what each decoding request drafted and got, seconds by part."""
+    """One call of `step`: rows of the pass, what each decoding request drafted and got, seconds by part.
+
+    Attributes:
+        overlaps: a cycle on the device beside others: only `seconds_total` is known, from the end of the one before.
+    """
 
     rows: int
     prefill_rows: int
@@ -50,6 +54,7 @@ class Record:
     seconds_verify: float
     seconds_sample: float
     seconds_total: float
+    overlaps: bool = False
 
 
 @dataclass(slots=True)

@@ -92,19 +92,27 @@ class Control:
         self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
     ) -> dict[int, Budget]:
         """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
-        budgets = self._guesses(requests, grades) if self.depth else {}
+        budgets = self._guesses(requests, grades, self.ranks) if self.depth else {}
         if self.extra_rows and self.depth:
             self._spare(requests, budgets)
         return budgets
 
-    def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None]) -> dict[int, Budget]:
+    def outlined(self, requests: Sequence[Request]) -> dict[int, Budget]:
+        """As `budget`, for trees whose shape is settled before they grow: levels are weighed one by one, as those of a
+        drafter that does not rank, and no node stops at its price.
+        """
+        return self._guesses(requests, MappingProxyType({}), ranks=False) if self.depth else {}
+
+    def _guesses(
+        self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool
+    ) -> dict[int, Budget]:
         caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
         self._lag = {request.id: request.num_tokens - self._read.get(request.id, 0) for request in requests}
         if not self.adaptive:
             return self._budgets(caps, grades)
-        depths, speed = self._best(caps, grades)
-        self._probe(caps, depths, grades)
-        if not self.ranks:
+        depths, speed = self._best(caps, grades, ranks)
+        self._probe(caps, depths, grades, ranks)
+        if not ranks:
             return self._budgets(depths, grades)
         # What one more node of every tree would cost, in the tokens that the time is worth.
         count = max(1, len(caps))
@@ -129,6 +137,12 @@ class Control:
                 unread = self._lag.get(cycle.request_id, 0)
                 self._read[cycle.request_id] = self._read.get(cycle.request_id, 0) + unread
                 lag += unread if unread > LAG else 0
+        if record.overlaps:
+            # Nobody knows the parts of such a cycle: what it takes beyond its pass is the price of guessing.
+            for levels in deepest.values():
+                self.drafting[False].learn(levels, max(0.0, record.seconds_total - self.cost.seconds(record.rows)))
+            self._settle(record, deepest)
+            return
         if not record.prefill_rows:
             self.cost.learn_pass(record.rows, record.seconds_verify)
         if len(deepest) == 1:  # where both kinds were drafted, nobody knows whose the seconds are
@@ -203,15 +217,17 @@ class Control:
             return 0
         return self.depth if request.params.depth is None else min(self.depth, request.params.depth)
 
-    def _probe(self, caps: dict[int, int], depths: dict[int, int], grades: Mapping[int, int | None]) -> None:
+    def _probe(
+        self, caps: dict[int, int], depths: dict[int, int], grades: Mapping[int, int | None], ranks: bool
+    ) -> None:
         """Let requests that decode plainly guess once in a while, as often and as deep as the share allows."""
-        rows, siblings = len(caps), 1 if self.ranks else self.width
+        rows, siblings = len(caps), 1 if ranks else self.width
         plain = self.cost.seconds(rows)
         for request_id, cap in caps.items():
             graded = grades.get(request_id) is not None
             if not cap:
                 continue
-            if self.ranks and not graded:
+            if ranks and not graded:
                 depths[request_id] = cap * self._affords(request_id, bool(depths[request_id]), rows)
                 continue
             if depths[request_id]:
@@ -236,9 +252,11 @@ class Control:
         dearer += self.drafting[False].seconds(max(1.0, shape.levels)) + self._catch_up(request_id)
         return (promises and purse >= 0) or purse * plain / count >= dearer
 
-    def _best(self, caps: dict[int, int], grades: Mapping[int, int | None]) -> tuple[dict[int, int], float]:
+    def _best(
+        self, caps: dict[int, int], grades: Mapping[int, int | None], ranks: bool
+    ) -> tuple[dict[int, int], float]:
         """Depths by request id, and the tokens per second that they promise."""
-        choices = [c for request_id, cap in caps.items() for c in self._choices(request_id, cap, grades)]
+        choices = [c for request_id, cap in caps.items() for c in self._choices(request_id, cap, grades, ranks)]
         choices.sort(key=lambda choice: (-choice.tokens / choice.rows, choice.depth, choice.request_id))
         tokens = float(len(caps))
         rows = float(len(caps))
@@ -258,12 +276,14 @@ class Control:
             depths[choice.request_id] = choice.depth
         return depths, best
 
-    def _choices(self, request_id: int, cap: int, grades: Mapping[int, int | None]) -> list[_Choice]:
+    def _choices(
+        self, request_id: int, cap: int, grades: Mapping[int, int | None], ranks: bool
+    ) -> list[_Choice]:
         """Level by level, or, where the drafter shapes its trees itself, all or nothing."""
         grade = grades.get(request_id)
-        if self.ranks and grade is None and cap:
+        if ranks and grade is None and cap:
             shape = self.shapes.of(request_id)
             return [_Choice(request_id, shape.accepted, shape.nodes, shape.levels, cap, False)]
         rate, graded = self.acceptance.rate(request_id, grade), grade is not None
-        rows = 1 if self.ranks else self.width  # a ranking drafter adds siblings only where each pays for itself
+        rows = 1 if ranks else self.width  # a ranking drafter adds siblings only where each pays for itself
         return [_Choice(request_id, rate**level, rows, level, level, graded) for level in range(1, cap + 1)]

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cache.pages import Pages, PageSpec
 from outrider.errors import DrafterError
+from outrider.kernels.tree import Walks
 from outrider.models.batch import FlatBatch, TargetOutput
+from outrider.models.seats import Crew, DeviceTree, Outline, TreeRows
 from outrider.request import Request
 from outrider.sampling.context import Context
 from outrider.tree import Budget, DraftTree, counted
@@ -33,7 +35,8 @@ class Needs:
             children of one node where the user set none.
         target_layers: the drafter runs the target's layers [0, n) on its own rows. taps: layers whose hidden states
             `observe` wants. extra_rows: most probe rows it adds to a pass, for one request (`Drafter.probe`).
-        tokens_on_host: it reads the tokens themselves, so that a cycle cannot be launched before the last is read.
+        tokens_on_host: it reads the tokens themselves, so that a cycle cannot be launched before the last is read. One
+            that does not has the verbs of the device too (`Drafter.draft`). levels: most that it guesses there.
     """
 
     stack: tuple[PageSpec, ...] = ()
@@ -46,6 +49,7 @@ class Needs:
     taps: tuple[int, ...] = ()
     extra_rows: int = 0
     tokens_on_host: bool = True
+    levels: int | None = None
 
     def num_scratch(self, depth: int, width: int) -> int:
         """Scratch slots for one request's guesses."""
@@ -149,6 +153,25 @@ class Drafter:
     def end(self, request: Request) -> None:
         """A request is over, or loses its slots."""
 
+    # The verbs of the device: for drafters that need no token on the host. They enqueue operations of fixed shapes and
+    # never wait for one; a cycle of them may be replayed as a graph.
+
+    def seat(self, num_seats: int, levels: int) -> None:
+        """Make room for what it keeps of each seat; called once, before any request. levels: most of a guess."""
+
+    def board(self, asks: Sequence[Ask], seats: Sequence[int]) -> None:
+        """Requests sit down: read all that they say but the last token. Their budgets are empty."""
+
+    def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
+        """The crew's trees, from what their last cycle brought (`Crew.news`), which it reads first."""
+        raise NotImplementedError(f"{type(self).__name__} must write draft(crew, outline), or need tokens_on_host")
+
+    def follow(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
+        """Sees the target's pass over `rows` and how far each walk went; the crew is as it was before."""
+
+    def leave(self, request: Request, seat: int, unread: int) -> None:
+        """A request stands up and goes on by way of the host; its last `unread` known tokens were not read yet."""
+
 
 def made(kind: Callable[[Workshop], Drafter], workshop: Workshop) -> Drafter:
     """A drafter of this kind.
@@ -164,6 +187,8 @@ def made(kind: Callable[[Workshop], Drafter], workshop: Workshop) -> Drafter:
         raise DrafterError(f"{found.__name__} must write propose(asks)")
     if drafter.needs.extra_rows and found.probe is Drafter.probe:
         raise DrafterError(f"{found.__name__} must write probe(asks), as it needs extra_rows")
+    if not drafter.needs.tokens_on_host and found.draft is Drafter.draft:
+        raise DrafterError(f"{found.__name__} must write draft(crew, outline), or need tokens_on_host")
     return drafter
 
 

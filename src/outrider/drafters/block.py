@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Ask, Needs, Workshop
+from outrider.drafters.device import DeviceLevel, scratch, unread
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
 from outrider.models.batch import BatchBuilder, FlatBatch, tensor_of
 from outrider.models.heads.block import BlockHead, Blocks
 from outrider.models.heads.stage import Rows
 from outrider.models.heads.widen import open_artefact
+from outrider.models.seats import Crew, DeviceTree, Outline
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -49,6 +51,8 @@ class Block(TapFed):
             ranks=True,
             width=WIDTH,
             taps=self.head.taps,
+            tokens_on_host=False,
+            levels=self.head.block_size,
         )
         self.nbytes = self.head.nbytes
 
@@ -65,7 +69,6 @@ class Block(TapFed):
         blocks, starts = self._blocks(asks)
         device = self._workshop.target.device
         first = {id(ask): start for ask, start in zip(asks, starts, strict=True)}
-
         codes = self.head.no_codes(len(asks))
 
         def expand(level: Level) -> tuple[Tensor, Sequence[float]]:
@@ -73,10 +76,35 @@ class Block(TapFed):
             places = tensor_of([first[id(ask)] + level.depth for ask in level.asks], np.int64, device)
             tokens, origins = (tensor_of(part, np.int64, device) for part in (level.tokens, level.origins))
             logits, trust, codes = self.head.corrected(blocks, places, tokens, codes.index_select(0, origins))
-            return logits, trust
+            return logits, trust.tolist()
 
         logits, trust = self.head.anchored(blocks, tensor_of(starts, np.int64, device))
-        return self._trees.grow(asks, logits, expand, trust)
+        return self._trees.grow(asks, logits, expand, trust.tolist())
+
+    def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
+        self.write(unread(crew, outline), self._held.unread(crew, outline.reach))
+        places = torch.arange(outline.depth, device=crew.index.device).expand(crew.size, -1)
+        slots = scratch(crew, outline, places)
+        known = crew.lengths[:, None].expand_as(places)
+        tails = slots[:, None, :].expand(-1, outline.depth, -1)
+        live = crew.reads_along[:, None] & (known + places < crew.ends[:, None])
+        batch = crew.batch(crew.last[:, None].expand_as(places), known + places, slots, known, tails, live)
+        starts = torch.arange(crew.size, device=places.device) * outline.depth
+        # As `_blocks`: row 0 stands at the last known token's position.
+        rows = Rows((batch.positions - 1).clamp(min=0), batch.slots, batch.keys)
+        blocks = self.head.blocks(crew.last, starts, rows)
+
+        codes = self.head.no_codes(crew.size)
+
+        def expand(level: DeviceLevel) -> tuple[Tensor, Tensor]:
+            nonlocal codes
+            places = crew.spread(starts + level.depth, level.tokens.shape[1])
+            before, tokens = codes.index_select(0, level.origins), level.tokens.clamp(min=0).flatten()
+            logits, trust, codes = self.head.corrected(blocks, places, tokens, before)
+            return logits, trust
+
+        logits, trust = self.head.anchored(blocks, starts)
+        return self._on_device.grow(crew, outline, logits, expand, trust)
 
     def end(self, request: Request) -> None:
         super().end(request)

@@ -207,5 +207,4 @@ def _both(first: Needs, second: Needs) -> Needs:
         target_layers=max((n for n in (first.target_layers, second.target_layers) if n is not None), default=None),
         taps=tuple(sorted({*first.taps, *second.taps})),
         extra_rows=first.extra_rows or second.extra_rows,
-        tokens_on_host=first.tokens_on_host or second.tokens_on_host,
     )

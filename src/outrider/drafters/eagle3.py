@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Needs, Workshop
+from outrider.drafters.device import DeviceLevel, unread
 from outrider.drafters.grow import Scratch
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
@@ -20,6 +21,7 @@ from outrider.models.batch import FlatBatch, LevelBatches, tensor_of
 from outrider.models.heads.eagle3 import Eagle3Head
 from outrider.models.heads.stage import Rows
 from outrider.models.heads.widen import open_artefact
+from outrider.models.seats import Crew, DeviceTree, Outline
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -48,6 +50,7 @@ class Eagle3(TapFed):
             ranks=True,
             width=WIDTH,
             taps=self.head.taps,
+            tokens_on_host=False,
         )
         self.nbytes = self.head.nbytes
 
@@ -75,6 +78,18 @@ class Eagle3(TapFed):
             return self.head.logits(states), None
 
         return self._trees.grow(asks, self.head.logits(states), expand)
+
+    def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
+        batch = unread(crew, outline)
+        states = self.write(batch, self._held.unread(crew, outline.reach))
+        assert states is not None
+
+        def expand(level: DeviceLevel) -> tuple[Tensor, None]:
+            nonlocal states
+            states = self._states(level.batch(), states.index_select(0, level.origins))
+            return self.head.logits(states), None
+
+        return self._on_device.grow(crew, outline, self.head.logits(states), expand)
 
     def end(self, request: Request) -> None:
         super().end(request)

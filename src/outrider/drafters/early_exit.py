@@ -13,11 +13,13 @@ from torch import Tensor
 
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
+from outrider.drafters.device import newest
 from outrider.drafters.grow import Grower
 from outrider.errors import ConfigError
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.models.heads.exit import ExitNorm
 from outrider.models.heads.widen import open_artefact
+from outrider.models.seats import Crew, DeviceTree, Outline
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -53,7 +55,9 @@ class EarlyExit(Drafter):
             raise ConfigError(
                 f"exit_layers={self.num_layers} leaves nothing to exit from: the target has {num_layers} layers"
             )
-        self.needs = Needs(scratch_levels=1, ranks=True, target_layers=self.num_layers)
+        self.needs = Needs(
+            scratch_levels=1, ranks=True, target_layers=self.num_layers, tokens_on_host=False
+        )
 
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         target, norm = self._workshop.target, self._norm
@@ -81,3 +85,6 @@ class EarlyExit(Drafter):
 
     def end(self, request: Request) -> None:
         self._grower.end(request)
+
+    def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
+        return self._grower.draft(crew, outline, newest(crew))

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from outrider.drafters.base import Ask, Commit
 from outrider.drafters.candidates import Candidates
+from outrider.drafters.device import DeviceTrees, read_before, unread
 from outrider.drafters.trees import Level, Trees
 from outrider.kernels.base import Kernels
 from outrider.models.batch import BatchBuilder, FlatBatch, LevelBatches
+from outrider.models.seats import Crew, DeviceTree, Outline
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -65,12 +67,23 @@ class Grower:
         self._block_size = block_size
         self._batches = LevelBatches(block_size)
         self._trees = Trees(Candidates(kernels, vocab_size, kept), acceptance)
+        self._on_device = DeviceTrees(kernels, vocab_size, kept)
 
     def grow(self, asks: Sequence[Ask], starts: Sequence[int], device: torch.device) -> list[DraftTree]:
         """One tree an ask. `starts`: the first known token of each request that this stack has no keys for."""
         scratch = Scratch(asks, self._batches)
         logits = self._catch_up(asks, starts, device)
         return self._trees.grow(asks, logits, lambda level: (self._run(scratch.batch(level, device)), None))
+
+    def read(self, asks: Sequence[Ask], device: torch.device) -> None:
+        """Run all known tokens that the stack has not seen, but the last of each."""
+        for batch in read_before(asks, [ask.seen for ask in asks], self._block_size, device):
+            self._run(batch)
+
+    def draft(self, crew: Crew, outline: Outline, known: FlatBatch | None = None) -> DeviceTree:
+        """The crew's trees. known: the pass over what they said last (None: what their last cycle brought)."""
+        logits = self._run(unread(crew, outline) if known is None else known)
+        return self._on_device.grow(crew, outline, logits, lambda level: (self._run(level.batch()), None))
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn from what became of the last trees."""

@@ -15,10 +15,14 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
 from outrider.drafters.candidates import Candidates
+from outrider.drafters.device import DeviceLevel, DeviceTrees
+from outrider.drafters.tap_fed import HeldTaps
 from outrider.drafters.trees import Level, Trees
+from outrider.kernels.tree import Walks
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.widen import open_artefact
+from outrider.models.seats import Crew, DeviceTree, Outline, TreeRows
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -39,7 +43,9 @@ class Medusa(Drafter):
         self._workshop = workshop
         target, named = workshop.target, workshop.config.drafter_model
         self.heads = MedusaHeads(open_artefact(self.name, named, target), target)
-        self.needs = Needs(ranks=True, width=WIDTH, taps=self.heads.taps)
+        self.needs = Needs(
+            ranks=True, width=WIDTH, taps=self.heads.taps, tokens_on_host=False, levels=self.heads.num_heads
+        )
         self.nbytes = self.heads.nbytes
         self._taps: dict[int, Tensor] = {}
 
@@ -47,6 +53,7 @@ class Medusa(Drafter):
         target = self._workshop.target
         candidates = Candidates(target.kernels, target.vocab_size, self.heads.kept_ids, self.heads.rates)
         self._trees = Trees(candidates, self._workshop.config.acceptance)
+        self._on_device = DeviceTrees(target.kernels, target.vocab_size, self.heads.kept_ids)
 
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
         """Keep the taps of the last committed token of each request: one row."""
@@ -69,6 +76,28 @@ class Medusa(Drafter):
             return logits[[number[id(ask)] for ask in level.asks], level.depth], None
 
         return self._trees.grow(asks, logits[:, 0], expand)
+
+    def seat(self, num_seats: int, levels: int) -> None:
+        self._held = HeldTaps(self.heads.taps, num_seats, levels + 1, self._workshop.target)
+
+    def board(self, asks: Sequence[Ask], seats: Sequence[int]) -> None:
+        self._held.put(seats, torch.stack([self._taps[ask.request.id] for ask in asks]))
+
+    def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
+        last = torch.arange(crew.size, device=crew.index.device) * outline.reach + crew.accepted
+        taps = self._held.unread(crew, outline.reach).index_select(0, last)
+        logits = self.heads.logits(taps, crew.last, outline.depth)
+
+        def expand(level: DeviceLevel) -> tuple[Tensor, None]:
+            return logits[:, level.depth].repeat_interleave(level.tokens.shape[1], dim=0), None
+
+        return self._on_device.grow(crew, outline, logits[:, 0], expand)
+
+    def follow(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
+        self._held.follow(crew, rows, output, walks)
+
+    def leave(self, request: Request, seat: int, unread: int) -> None:
+        self._taps[request.id] = self._held.of(seat, unread)[-1]
 
     def end(self, request: Request) -> None:
         self._taps.pop(request.id, None)

@@ -15,6 +15,7 @@ from outrider.models.heads.small import TrimmedModel
 from outrider.models.heads.widen import open_artefact
 from outrider.models.loader import load
 from outrider.models.target import Target, same_vocabulary
+from outrider.models.seats import Crew, DeviceTree, Outline
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -46,7 +47,14 @@ class SmallModel(Drafter):
         else:
             self._kept = None
             stack, self.nbytes = tuple(self.model.page_specs), 0 if self.model is target else self.model.nbytes
-        self.needs = Needs(stack=stack, stack_dtype=self.model.page_dtype, scratch_levels=1, ranks=True, width=WIDTH)
+        self.needs = Needs(
+            stack=stack,
+            stack_dtype=self.model.page_dtype,
+            scratch_levels=1,
+            ranks=True,
+            width=WIDTH,
+            tokens_on_host=False,
+        )
         self._kernels, self._acceptance, self._vocab_size = target.kernels, config.acceptance, target.vocab_size
         self._seen: dict[int, int] = {}
 
@@ -72,6 +80,12 @@ class SmallModel(Drafter):
 
     def end(self, request: Request) -> None:
         self._grower.end(request)
+
+    def board(self, asks: Sequence[Ask], seats: Sequence[int]) -> None:
+        self._grower.read(asks, self.model.device)
+
+    def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
+        return self._grower.draft(crew, outline)
 
     def _model(self, workshop: Workshop) -> Target | TrimmedModel:
         target, config = workshop.target, workshop.config

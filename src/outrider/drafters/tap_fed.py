@@ -16,8 +16,12 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Commit, Drafter, Workshop
 from outrider.drafters.candidates import Candidates
+from outrider.drafters.device import DeviceTrees
 from outrider.drafters.trees import Trees
+from outrider.kernels.tree import Walks
 from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
+from outrider.models.seats import Crew, TreeRows
+from outrider.models.target import Target
 from outrider.request import Request
 
 IN_USE = 16
@@ -104,6 +108,21 @@ class Feed:
             batcher.add(ask.request, ask.table, pending, pending.num_rows, num_logits=1)
         return batcher.finish()
 
+    def board(self, asks: Sequence[Ask]) -> tuple[list[tuple[FlatBatch, Tensor]], Tensor]:
+        """Passes that write every entry but that of each ask's last known token, and the taps of those: (A, W)."""
+        batcher = _Batcher(self._block_size, self._device)
+        last = []
+        for ask in asks:
+            pending = self._pending[ask.request.id]
+            batcher.add(ask.request, ask.table, pending, pending.num_rows - 1, num_logits=0)
+            last.append(pending.take(1))
+        return batcher.finish(), torch.cat(last)
+
+    def resume(self, request: Request, taps: Tensor) -> None:
+        """A request comes back from its seat: taps (X, W) of its last known tokens, whose entries are to be written."""
+        pending = self._pending[request.id] = _Pending(request.num_tokens - taps.shape[0])
+        pending.add(taps)
+
     def done(self, request: Request) -> int | None:
         """How many entries are written."""
         pending = self._pending.get(request.id)
@@ -150,6 +169,42 @@ class FedHead(Protocol):
     def place(self, pages: Pages) -> None: ...
 
 
+class HeldTaps:
+    """The taps of what each seat's last cycle brought, token by token: those of the positions before.
+
+    Args:
+        layers: target layers that are tapped. most: tokens that a cycle brings.
+    """
+
+    def __init__(self, layers: Sequence[int], num_seats: int, most: int, target: Target) -> None:
+        self._layers = layers
+        width = len(layers) * target.hidden_size
+        self._taps = torch.zeros(num_seats + 1, most, width, device=target.device)
+
+    def put(self, seats: Sequence[int], taps: Tensor) -> None:
+        """taps: (A, W), of the one token that each seat has yet to read."""
+        self._taps[torch.tensor(seats, device=taps.device), 0] = taps
+
+    def of(self, seat: int, count: int) -> Tensor:
+        """(count, W)."""
+        return self._taps[seat, :count].clone()
+
+    def unread(self, crew: Crew, count: int) -> Tensor:
+        """(R * count, W): of the first `count` tokens of each."""
+        return self._taps[:, :count].index_select(0, crew.index).flatten(0, 1)
+
+    def follow(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
+        """Keep the taps of the root and of the accepted path; a crew that did not move keeps what it had."""
+        path = torch.nn.functional.pad(walks.paths.to(torch.int64) + 1, (1, 0))  # the root is row 0, node i row i + 1
+        wanted = (rows.trees.starts[:, None] + path.clamp(min=0)).flatten()
+        taps = torch.cat([output.taps[layer].index_select(0, wanted) for layer in self._layers], dim=1)
+        count = path.shape[1]
+        moved = crew.alive & (walks.said[:, 0] >= 0)
+        kept = self._taps[:, :count].index_select(0, crew.index)
+        kept = torch.where(moved[:, None, None], taps.view_as(kept), kept)
+        self._taps[:, :count].index_copy_(0, crew.index, kept)
+
+
 class TapFed(Drafter):
     """A drafter with a stack of its own that is written from taps; it says how, in `write`."""
 
@@ -164,6 +219,7 @@ class TapFed(Drafter):
         self._feed = Feed(self.head.taps, len(self.head.taps) * target.hidden_size, target.device, block_size)
         candidates = Candidates(target.kernels, target.vocab_size, self.head.kept_ids)
         self._trees = Trees(candidates, self._workshop.config.acceptance)
+        self._on_device = DeviceTrees(target.kernels, target.vocab_size, self.head.kept_ids)
 
     def write(self, batch: FlatBatch, taps: Tensor) -> Tensor | None:
         """Write T entries, taps (T, W) -> states (M, H) of `batch.logit_rows`, where guesses start from them."""
@@ -180,6 +236,21 @@ class TapFed(Drafter):
 
     def seen(self, request: Request) -> int | None:
         return self._feed.done(request)
+
+    def seat(self, num_seats: int, levels: int) -> None:
+        self._held = HeldTaps(self.head.taps, num_seats, levels + 1, self._workshop.target)
+
+    def board(self, asks: Sequence[Ask], seats: Sequence[int]) -> None:
+        passes, last = self._feed.board(asks)
+        for entries, taps in passes:
+            self.write(entries, taps)
+        self._held.put(seats, last)
+
+    def follow(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
+        self._held.follow(crew, rows, output, walks)
+
+    def leave(self, request: Request, seat: int, unread: int) -> None:
+        self._feed.resume(request, self._held.of(seat, unread))
 
     def end(self, request: Request) -> None:
         self._feed.begin(request)

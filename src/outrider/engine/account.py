@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from outrider.record import Record, RequestCycle
+from outrider.tree import NO_GUESS
 
 if TYPE_CHECKING:
     from outrider.engine.ends import Emission
-    from outrider.engine.step import Flight
+    from outrider.engine.flight import Flight
+    from outrider.engine.pipeline import Aloft
 
 
 def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float, seconds_total: float) -> Record:
@@ -41,4 +43,27 @@ def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float,
         seconds_verify=flight.seconds_verify,
         seconds_sample=seconds_sample,
         seconds_total=seconds_total,
+    )
+
+
+def flown(flight: Aloft, emissions: Sequence[Emission], told: Sequence[Sequence[int]], seconds: float) -> Record:
+    """The record of a cycle on the device. told: of each request, nodes and levels last; seconds: since the last one."""
+    cycles = []
+    for emission, (*_, drafted, depth) in zip(emissions, told, strict=False):  # a crew may be filled up
+        request = emission.request
+        tally = request.tally
+        if emission.tokens:
+            tally.seconds_total += seconds
+            asked = flight.budgets.get(request.id, NO_GUESS).nodes > 0
+            cycles.append(RequestCycle(request.id, drafted, depth, len(emission.tokens), None, asked))
+            tally.count(drafted, len(emission.tokens))
+    return Record(
+        rows=len(flight.requests) * (flight.outline.nodes + 1),
+        prefill_rows=0,
+        cycles=tuple(cycles),
+        seconds_draft=0.0,
+        seconds_verify=0.0,
+        seconds_sample=0.0,
+        seconds_total=seconds,
+        overlaps=True,
     )

@@ -72,10 +72,12 @@ class Scheduler:
         self.max_context = max_context
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.departing: list[Request] = []
+        """Over, but a pass that may still write to their slots is under way."""
 
     @property
     def is_idle(self) -> bool:
-        return not self.waiting and not self.running
+        return not self.waiting and not self.running and not self.departing
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
@@ -117,25 +119,37 @@ class Scheduler:
         began = tuple(r for r in admitted if r not in preempted)
         return Plan(tuple(works), began, tuple(r for r in preempted if r not in admitted))
 
-    def finish(self, request: Request, reason: FinishReason) -> None:
-        """The request is over: its slots return at once."""
+    def finish(self, request: Request, reason: FinishReason, is_aloft: bool = False) -> None:
+        """The request is over: its slots return at once, or, while a pass `is_aloft` with it, by `release`."""
         if request.phase is Phase.RUNNING:
             self.running.remove(request)
-            self.ledger.close(key_of(request))
+            if is_aloft:
+                self.departing.append(request)
+            else:
+                self.ledger.close(key_of(request))
         elif request.phase is Phase.WAITING and request in self.waiting:
             self.waiting.remove(request)
         request.phase = Phase.FINISHED
         request.finish_reason = reason
 
+    def release(self, request: Request) -> None:
+        """The last pass with a request that is over has ended: its slots return."""
+        self.departing.remove(request)
+        self.ledger.close(key_of(request))
+
+    @property
+    def admits(self) -> bool:
+        """Whether a request that waits can start in the next pass."""
+        if not self.waiting or len(self.running) >= self.max_requests:
+            return False
+        # A prompt starts only where all of it fits beside those that run: half a prompt holds slots for nothing.
+        needed = -(-(self.waiting[0].num_tokens + 1) // self.ledger.block_size)
+        return not self.running or needed <= self.ledger.pool.num_available
+
     def _admit(self) -> list[Request]:
         admitted = []
-        while self.waiting and len(self.running) < self.max_requests:
-            request = self.waiting[0]
-            # A prompt starts only where all of it fits beside those that run: half a prompt holds slots for nothing.
-            needed = -(-(request.num_tokens + 1) // self.ledger.block_size)
-            if self.running and needed > self.ledger.pool.num_available:
-                break
-            self.waiting.popleft()
+        while self.admits:
+            request = self.waiting.popleft()
             reuse = request.params.prompt_logprobs is None or bool(request.output)
             cached = self.ledger.open(key_of(request), request.tokens(0, request.num_tokens), reuse)
             if request.num_cached is None:  # after a preemption it would find its own keys

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from outrider.cache.ledger import Ledger
 from outrider.cache.pages import Pages
@@ -13,7 +12,9 @@ from outrider.control.depth import Control
 from outrider.drafters.base import Ask, Commit, Drafter, graded, lawful
 from outrider.engine import account
 from outrider.engine.ends import Emission, deliver, fail
+from outrider.engine.flight import Flight
 from outrider.engine.guard import guarded
+from outrider.engine.pipeline import Pipeline
 from outrider.engine.scheduler import Plan, Scheduler, Work, key_of
 from outrider.engine.text import TextStream
 from outrider.errors import DrafterError, OutriderError
@@ -27,31 +28,13 @@ from outrider.sampling.verify import verify
 from outrider.tree import EMPTY_TREE, Budget, DraftTree, Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A pass between its launch and its collection.
-
-    Attributes:
-        trees, probes: one each a work. starts: the first row of each work in `output.logits`.
-    """
-
-    plan: Plan
-    trees: tuple[DraftTree, ...]
-    probes: tuple[DraftTree, ...]
-    starts: tuple[int, ...]
-    batch: FlatBatch
-    output: TargetOutput
-    started: float
-    seconds_draft: float
-    seconds_verify: float
-
-
 class Engine:
     """Owns the books of all requests and repeats `step` until they are over.
 
     Args:
         drafter: None is plain decoding: the same step with empty trees, as after a `fault` of a drafter's.
-        acceptance: "match" or "rejection".
+        acceptance: "match" or "rejection". in_flight: most cycles on the device at once (`pipeline`); 0: each is read
+            before the next begins.
     """
 
     strict = False  # whether a drafter's fault is raised where it is met, for those who look for faults
@@ -64,6 +47,7 @@ class Engine:
         drafter: Drafter | None,
         control: Control,
         acceptance: str = "match",
+        in_flight: int = 0,
     ) -> None:
         self.target = target
         self.pages = pages
@@ -75,6 +59,7 @@ class Engine:
         self.fault: DrafterError | None = None
         self._contexts: dict[int, Context] = {}
         self._texts: dict[int, TextStream] = {}
+        self.pipeline = Pipeline(self, in_flight) if in_flight and not (drafter and drafter.needs.tokens_on_host) else None
 
     def add(self, request: Request, text: TextStream | None = None) -> None:
         """Queue a request; `text` where its text is wanted as it comes, or ends it (stop strings).
@@ -88,7 +73,9 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """End a request between two cycles; its slots return at once, its neighbours are not touched."""
+        """End a request between two cycles; its slots return at once, or with the last cycle that is on the device; its
+        neighbours are not touched.
+        """
         if not request.is_finished:
             self._finish(request, FinishReason.ABORT)
             self._forget(request)
@@ -115,7 +102,12 @@ class Engine:
             self.control, self.strict = chosen, strict
 
     def step(self) -> tuple[list[Emission], Record]:
-        """One cycle for all running requests: what each delivered, and what it cost."""
+        """One cycle for all running requests: what each delivered, and what it cost.
+
+        Where none of them needs its tokens on the host, the next cycle is on the device before this one is read.
+        """
+        if self.pipeline is not None and self.pipeline.fly():
+            return self.pipeline.collect()
         return self.collect(self.launch())
 
     def launch(self) -> Flight:
@@ -310,7 +302,7 @@ class Engine:
         with guarded(self):
             if self.drafter:
                 self.drafter.end(request)
-        self.scheduler.finish(request, reason)
+        self.scheduler.finish(request, reason, self.pipeline is not None and self.pipeline.carries(request))
 
     def _forget(self, request: Request) -> None:
         self.control.forget(request)

@@ -12,8 +12,9 @@ import torch
 
 from outrider.drafters.base import Commit
 from outrider.engine.ends import Emission
+from outrider.engine.flight import Flight
 from outrider.engine.scheduler import Work
-from outrider.engine.step import Engine, Flight
+from outrider.engine.step import Engine
 from outrider.errors import ConfigError
 from outrider.models.batch import FlatBatch
 from outrider.record import Record

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +27,8 @@ LEAST_BLOCKS, LEAST_TAIL = 64, 16
 """Columns of the smallest key index that is captured; longer ones double, so that few graphs serve all lengths."""
 OWN_BYTES = 8 << 20
 """Bytes that a graph's nodes are expected to take."""
+
+_WHOLE: ContextVar[bool] = ContextVar("_WHOLE", default=False)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -77,7 +81,7 @@ class PassGraphs:
             num_rows: of the graph, no fewer than the batch's (None: as many).
             inputs: what a run reads and writes over; the passes before a capture leave it as it was.
         """
-        if self._gave_up or not self.pool.limit:
+        if self._gave_up or _WHOLE.get() or not self.pool.limit:
             return run(batch, owner)
         shelf = self._shelves.setdefault(owner, _Shelf())
         blocks, tail = _capacity(batch.keys)
@@ -133,6 +137,16 @@ class PassGraphs:
     def _capture(self, run: Run, static: FlatBatch, owner: Any) -> _Captured:
         graph, output = self.pool.capture(static.tokens.device, partial(run, static, owner))
         return _Captured(graph, output, static)
+
+
+@contextmanager
+def as_they_are() -> Iterator[None]:
+    """Within the block passes run without graphs of their own: they are captured as parts of a whole."""
+    token = _WHOLE.set(True)
+    try:
+        yield
+    finally:
+        _WHOLE.reset(token)
 
 
 def bucket(num_rows: int) -> int | None:

@@ -135,14 +135,15 @@ class BlockHead:
 
     def corrected(
         self, blocks: Blocks, places: Tensor, previous: Tensor, codes: Tensor
-    ) -> tuple[Tensor, list[float], Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """What rows of the blocks say after the tokens before them.
 
         places, previous: (P,) int64, the rows, and the last token before each, a kept id. codes: (P, r) float32 of
         what lies before that token, as this gave it there, zeros where it is the block's first.
 
         Returns:
-            Logits (P, V_d), how far to trust each (the expected `1 - TV(p, q)`), and the codes with the tokens in them.
+            Logits (P, V_d), how far to trust each (the expected `1 - TV(p, q)`): (P,) float32, and the codes with the
+            tokens in them.
         """
         kept = self._index.index_select(0, previous)
         codes = self._markov_carry(codes.tanh(), residual=self._markov_in.index_select(0, kept))
@@ -154,7 +155,7 @@ class BlockHead:
         """(count, r) float32, of blocks in which nothing is guessed yet."""
         return self._markov_in.new_zeros(count, self._markov_in.shape[1])
 
-    def anchored(self, blocks: Blocks, starts: Tensor) -> tuple[Tensor, list[float]]:
+    def anchored(self, blocks: Blocks, starts: Tensor) -> tuple[Tensor, Tensor]:
         """The same for the blocks' rows 0, which no guess precedes."""
         return blocks.logits[starts], _trust(blocks.confidence[starts])
 
@@ -183,10 +184,9 @@ class BlockHead:
         self._markov_gate(b["state"], out=b["gate"])
 
 
-def _trust(scores: Tensor) -> list[float]:
+def _trust(scores: Tensor) -> Tensor:
     """A confidence that is no number is none."""
-    trust: list[float] = torch.sigmoid(scores).nan_to_num(nan=0.0).tolist()
-    return trust
+    return torch.sigmoid(scores).nan_to_num(nan=0.0)
 
 
 def _num_layers(artefact: Artefact) -> int:

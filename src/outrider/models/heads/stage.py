@@ -55,6 +55,8 @@ class Stage:
         self._capacity = 0
         self._buffers: dict[str, Tensor] = {}
         self._rooms: dict[int, dict[str, Tensor]] = {}
+        self._outgrown: list[dict[str, Tensor]] = []
+        """Buffers that a graph of whole cycles may still hold."""
         self._program: Program | None = None
         self._graphs = PassGraphs(kernels.graph_pool) if device.type == "cuda" else None
 
@@ -62,6 +64,8 @@ class Stage:
         """The first `num_rows` rows of every buffer, to be filled before `run` and read after it."""
         if num_rows > self._capacity:
             self._capacity = max(16, 1 << (num_rows - 1).bit_length())
+            if self._graphs:
+                self._outgrown.append(self._buffers)
             self._buffers = {
                 name: torch.zeros(self._capacity, *shape, device=self._device) for name, shape in self._shapes.items()
             }

@@ -1,0 +1,150 @@
+"""A cycle on the device from the drafter's first level to the tokens said: nothing in it waits for the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.cache.pages import Pages
+from outrider.drafters.base import Drafter
+from outrider.kernels.tree import PageTable
+from outrider.models.graph import LEAST_FREE, WARM_UPS, as_they_are, has_room
+from outrider.models.seats import Outline, Seats, tree_rows
+from outrider.models.target import Target
+
+CREWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Requests of the cycles that are captured; empty seats fill a crew up to the next size."""
+LEAST_BLOCKS = 64
+"""Columns of the smallest tables that a cycle is captured with; longer ones double."""
+MOST_CYCLES = 32
+"""Graphs kept; the one that was used longest ago gives way to a new one."""
+
+
+class DeviceCycle:
+    """Draft, verify, commit: one run of it is a cycle of the requests on some seats.
+
+    On a CPU it runs as it stands here. On a GPU each shape of it is captured once as one graph, and replayed.
+    """
+
+    def __init__(self, target: Target, pages: Pages, seats: Seats) -> None:
+        self._target = target
+        self._pages = pages
+        self._seats = seats
+        self._table = PageTable.of([*pages.keys, *pages.values])
+        self._graphs = CycleGraphs() if target.device.type == "cuda" else None
+
+    @property
+    def note(self) -> str | None:
+        """What a user should know of the graphs."""
+        return self._graphs.note if self._graphs else None
+
+    @torch.inference_mode()
+    def run(self, seats: list[int], outline: Outline, blocks: int, drafter: Drafter | None) -> Tensor:
+        """Run a cycle of the requests on `seats`, whose tables have at most `blocks` columns in use.
+
+        Returns:
+            (R, D + 4) int64, R no less than there are seats: the tokens said, -1 behind the last; how many of them were
+            guesses; the tree's nodes; its levels. Where the root had no law the first token is -1, and nothing moved.
+            It holds until the next run.
+        """
+        if self._graphs is None:
+            return self._run(self._seats.index(seats), outline, max(1, blocks), drafter)
+        size = next((size for size in CREWS if size >= len(seats)), len(seats))
+        columns = LEAST_BLOCKS
+        while columns < blocks:
+            columns *= 2
+        columns = min(columns, self._seats.most_blocks)
+        empty = self._seats.empty
+        index = self._seats.index([*seats, *[empty] * (size - len(seats))])
+        nobody = self._seats.index([empty] * size)
+        key = (size, outline, columns, None if drafter is None else drafter.name)
+        return self._graphs(key, index, nobody, lambda crew: self._run(crew, outline, columns, drafter))
+
+    def _run(self, index: Tensor, outline: Outline, blocks: int, drafter: Drafter | None) -> Tensor:
+        seats, target, kernels = self._seats, self._target, self._target.kernels
+        crew = seats.crew(index, blocks)
+        tree = drafter.draft(crew, outline) if drafter is not None and outline.depth else None
+        rows = tree_rows(crew, tree, outline, target.vocab_size)
+        output = target.forward(rows.batch, self._pages, taps=drafter.needs.taps if drafter else ())
+        width = outline.nodes + 1
+        positions = (crew.lengths - crew.prompts)[:, None] + rows.depths
+        draws = kernels.draw(
+            output.logits,
+            *(crew.spread(values, width) for values in (crew.heat, crew.seeds, crew.samples)),
+            positions.to(torch.int32).flatten(),
+        )
+        walks = kernels.walk(draws, rows.trees)
+        if not outline.is_chain:  # a chain's path lies in line
+            kernels.compact(self._table, rows.slots, rows.trees, walks)
+        if drafter is not None and outline.depth:
+            drafter.follow(crew, rows, output, walks)
+        seats.advance(crew, walks)
+        guessed = rows.live[:, 1:]
+        levels = torch.where(guessed, rows.depths[:, 1:], 0).amax(1) if outline.nodes else crew.accepted * 0
+        told = [walks.counts.to(torch.int64), guessed.sum(1), levels]
+        return torch.cat([walks.said, torch.stack(told, dim=1)], dim=1)
+
+
+@dataclass(slots=True)
+class _Captured:
+    """A graph with the tensor of seats that it reads and the one that it writes."""
+
+    graph: Any
+    index: Tensor
+    results: Tensor
+
+
+class CycleGraphs:
+    """Runs cycles by replaying them; where a capture fails they run as they are from then on, and `note` tells why."""
+
+    def __init__(self) -> None:
+        self.note: str | None = None
+        self._gave_up = False
+        self._pool: Any = None
+        self._captured: dict[Any, _Captured] = {}
+
+    def __call__(self, key: Any, index: Tensor, nobody: Tensor, run: Any) -> Tensor:
+        """What `run(index)` gives. nobody: seats of the same number that are empty, whose cycles move nothing."""
+        if self._gave_up:
+            results: Tensor = run(index)
+            return results
+        found = self._captured.pop(key, None)
+        if found is None:
+            if not has_room(index.device):
+                self.note = f"some cycles run without a CUDA graph, slower: {LEAST_FREE >> 20} MiB are not free"
+                results = run(index)
+                return results
+            try:
+                found = self._capture(nobody, run)
+            except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                self.note, self._gave_up = f"cycles run without a CUDA graph, slower: {reason[0]}", True
+                self._captured.clear()
+                results = run(index)
+                return results
+            if len(self._captured) == MOST_CYCLES:
+                del self._captured[next(iter(self._captured))]
+        self._captured[key] = found
+        found.index.copy_(index)
+        found.graph.replay()
+        return found.results
+
+    def _capture(self, nobody: Tensor, run: Any) -> _Captured:
+        """Warm-ups and capture run over empty seats, so that no request is moved by them."""
+        with torch.cuda.device(nobody.device), as_they_are():
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            index = nobody.clone()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    run(index)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                results = run(index)
+        return _Captured(graph, index, results)

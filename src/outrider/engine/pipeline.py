@@ -1,0 +1,304 @@
+"""Cycles that follow one another on the device: the next one is launched before the last one is read.
+
+They carry all running requests, or none: while one of them reads its prompt, or needs its tokens on the host (a lookup,
+a grammar, logprobs, a penalty), all run in lockstep, in one pass as ever. Two passes, one for each kind, would read the
+weights twice, and that takes longer than what the host does between two cycles.
+The host is late by the cycles that are in the air: it holds slots for all that they can bring, cuts what lies behind an
+end when it reads it, and gives slots back only when the last cycle that may write to them is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.control.depth import DEEPEST
+from outrider.drafters.base import Ask
+from outrider.engine import account
+from outrider.engine.device_cycle import DeviceCycle
+from outrider.engine.ends import Emission, deliver
+from outrider.engine.guard import guarded
+from outrider.engine.scheduler import key_of
+from outrider.models.seats import MUTE, Outline, Seats
+from outrider.record import Record
+from outrider.request import Request
+from outrider.tree import NO_GUESS, Budget
+
+if TYPE_CHECKING:
+    from outrider.engine.step import Engine
+
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+"""Of trees where control may choose any: every one has graphs of its own."""
+
+
+class Told:
+    """What a cycle says, on its way to the host."""
+
+    def __init__(self, results: Tensor) -> None:
+        self._event = None
+        self._results = results
+        if results.device.type == "cuda":
+            self._results = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+            self._results.copy_(results, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(results.device))
+
+    def read(self) -> list[list[int]]:
+        """Wait for it."""
+        if self._event is not None:
+            self._event.synchronize()
+        told: list[list[int]] = self._results.tolist()
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Aloft:
+    """A cycle between its launch and its collection."""
+
+    requests: tuple[Request, ...]
+    outline: Outline
+    budgets: Mapping[int, Budget]
+    told: Told
+    started: float
+
+
+@dataclass(slots=True)
+class _Seat:
+    """What the host knows of a seat: columns of its table that the device has, levels that it was allowed, and how many
+    of the last known tokens its drafter has yet to read.
+    """
+
+    number: int
+    blocks: int = 0
+    levels: int = MUTE
+    unread: int = 1
+
+
+class Pipeline:
+    """Launches cycles on the device and reads them in their order.
+
+    Args:
+        in_flight: most cycles in the air; 1 reads each at once, 2 hides the host's work behind the next one.
+    """
+
+    def __init__(self, engine: Engine, in_flight: int) -> None:
+        self._engine = engine
+        self._most = in_flight
+        self._air: deque[Aloft] = deque()
+        self._taken: dict[Request, _Seat] = {}
+        self._grounded: set[int] = set()
+        self._read = 0.0
+        self._depth = 0
+        scheduler, control, needs = engine.scheduler, engine.control, engine.drafter.needs if engine.drafter else None
+        levels = max(control.depth, DEEPEST)
+        size = scheduler.ledger.block_size
+        slots = scheduler.max_context + levels + 1 + max(control.nodes, levels)
+        slots += needs.num_scratch(levels, max(control.width, needs.width)) if needs else 0
+        self._seats = Seats(scheduler.max_requests, levels, -(-slots // size) + 1, size, engine.target.device)
+        self._free = list(range(scheduler.max_requests))[::-1]
+        self._cycle = DeviceCycle(engine.target, engine.pages, self._seats)
+        if engine.drafter:
+            engine.drafter.seat(scheduler.max_requests, levels)
+
+    @property
+    def note(self) -> str | None:
+        """What a user should know of it."""
+        return self._cycle.note
+
+    def carries(self, request: Request) -> bool:
+        """Whether a cycle in the air may write to the request's slots."""
+        return any(request in flight.requests for flight in self._air)
+
+    def fly(self) -> bool:
+        """Launch what may be launched; False where nothing is in the air, and the next pass is one in lockstep."""
+        while len(self._air) < self._most and self._launch():
+            pass
+        if not self._air:
+            self._land()
+        return bool(self._air)
+
+    def collect(self) -> tuple[list[Emission], Record]:
+        """Read the oldest cycle, commit what was accepted, and deliver it token by token."""
+        engine, flight = self._engine, self._air.popleft()
+        told = flight.told.read()
+        emissions = [self._settle(flight, request, row) for request, row in zip(flight.requests, told, strict=False)]
+        now = time.perf_counter()
+        record = account.flown(flight, emissions, told, now - max(flight.started, self._read))
+        self._read = now
+        over = [emission.request for emission in emissions if emission.tokens and emission.request.finish_reason]
+        for request in over:
+            assert request.finish_reason is not None
+            engine._finish(request, request.finish_reason)
+        engine.control.learn(record)
+        for request in over:
+            engine._forget(request)
+        for request in flight.requests:
+            if request.is_finished and not self.carries(request):
+                self._leave(request)
+        return [emission for emission in emissions if emission.tokens], record
+
+    def _launch(self) -> bool:
+        """Send the next cycle; False where none may go."""
+        engine = self._engine
+        requests = self._crew()
+        budgets = engine.control.outlined(requests) if engine.drafter else {}
+        outline = self._outline(requests, budgets) if requests else None
+        if outline is None or not self._hold(requests, outline) or not self._board(requests, budgets, outline):
+            return False
+        started, told = time.perf_counter(), None
+        with guarded(engine):
+            seats = [self._taken[request] for request in requests]
+            blocks = max(seat.blocks for seat in seats)
+            told = Told(self._cycle.run([seat.number for seat in seats], outline, blocks, engine.drafter))
+        if told is None:
+            return False
+        self._air.append(Aloft(tuple(requests), outline, budgets, told, started))
+        self._depth = outline.depth
+        return True
+
+    def _crew(self) -> list[Request]:
+        """All that run and do not surely end with what is in the air; nobody where one of them cannot fly."""
+        scheduler = self._engine.scheduler
+        if scheduler.admits or not all(self._can_fly(request) for request in scheduler.running):
+            return []
+        return [r for r in scheduler.running if len(r.output) + self._num_aloft(r) < r.limit]
+
+    def _can_fly(self, request: Request) -> bool:
+        """Whether the device alone can say what comes next."""
+        engine, params = self._engine, request.params
+        if not request.output or engine.scheduler.num_pending(request) > 1 or request.id in self._grounded:
+            return False
+        context = engine._contexts[request.id]
+        if params.logprobs is not None or context.warps(context.position):
+            return False
+        return engine.acceptance == "match" or context.temperature == 0
+
+    def _num_aloft(self, request: Request) -> int:
+        return sum(request in flight.requests for flight in self._air)
+
+    def _outline(self, requests: Sequence[Request], budgets: Mapping[int, Budget]) -> Outline | None:
+        """The trees of the next cycle; None where it is one for lockstep."""
+        engine = self._engine
+        control, drafter = engine.control, engine.drafter
+        rows = engine.scheduler.max_rows // len(requests) - 1
+        deepest = max((budget.depth for budget in budgets.values()), default=0)
+        if drafter and drafter.needs.levels is not None:
+            deepest = min(deepest, drafter.needs.levels)
+        deepest = min(deepest, rows)
+        if rows < 0 or deepest > self._seats.levels or (drafter and drafter.needs.taps and not deepest):
+            return None
+        if not deepest:
+            return Outline(reach=1 + self._depth)
+        if control.adaptive:
+            deepest = max(depth for depth in DEPTHS if depth <= deepest)
+        width = max(budget.width for budget in budgets.values())
+        nodes = deepest if width == 1 else min(control.nodes, deepest * width, rows)
+        return Outline(min(deepest, nodes), width, nodes, 1 + max(deepest, self._depth))
+
+    def _hold(self, requests: Sequence[Request], outline: Outline) -> bool:
+        """Hold slots for all that is in the air and this cycle; False where memory does not suffice."""
+        engine = self._engine
+        scratch = engine.drafter.needs.num_scratch(outline.depth, outline.width) if engine.drafter else 0
+        for request in requests:
+            ahead = sum(flight.outline.depth + 1 for flight in self._air if request in flight.requests)
+            known = min(request.num_tokens + ahead, len(request.prompt) + request.limit - 1)
+            slots = known + outline.nodes + scratch
+            room = self._seats.most_blocks * engine.ledger.block_size
+            if slots > room or not engine.ledger.reserve(key_of(request), slots):
+                return False
+        return True
+
+    def _board(self, requests: Sequence[Request], budgets: Mapping[int, Budget], outline: Outline) -> bool:
+        """Let every request sit down, and tell the device what has changed; False where that must wait for the air."""
+        engine, drafter = self._engine, self._engine.drafter
+        levels: dict[Request, int] = {}
+        for request in requests:
+            seat, budget = self._taken.get(request), budgets.get(request.id, NO_GUESS)
+            reads = bool(drafter and (drafter.needs.taps or (seat is not None and seat.levels >= 0)))
+            levels[request] = min(budget.depth, outline.depth) if outline.depth and (reads or budget.depth) else MUTE
+        new = [r for r in requests if r not in self._taken or (levels[r] >= 0 and self._taken[r].levels < 0)]
+        if new and self._air:
+            return False
+        for request in new:
+            self._sit_down(request)
+        readers = [request for request in new if levels[request] >= 0]
+        if readers and drafter:
+            spans = [engine.ledger[key_of(request)] for request in readers]
+            with guarded(engine):
+                asks = [
+                    Ask(request, engine._contexts[request.id], NO_GUESS, span.table, span.seen.get(drafter.name, 0))
+                    for request, span in zip(readers, spans, strict=True)
+                ]
+                drafter.board(asks, [self._taken[request].number for request in readers])
+        changed = [request for request in requests if self._taken[request].levels != levels[request]]
+        if changed:
+            self._seats.allow([self._taken[r].number for r in changed], [levels[r] for r in changed])
+        for request in requests:
+            seat, table = self._taken[request], engine.ledger[key_of(request)].table
+            seat.levels = levels[request]
+            if len(table) > seat.blocks:
+                self._seats.extend(seat.number, seat.blocks, table[seat.blocks :])
+                seat.blocks = len(table)
+        return True
+
+    def _sit_down(self, request: Request) -> None:
+        """What is known of a request goes to the device; nothing of it is in the air."""
+        seat = self._taken.get(request)
+        number = self._free.pop() if seat is None else seat.number
+        self._taken[request] = _Seat(number)
+        context = self._engine._contexts[request.id]
+        self._seats.take(
+            number,
+            length=request.num_tokens,
+            end=len(request.prompt) + request.limit,
+            prompt=len(request.prompt),
+            seed=context.seed_bits,
+            sample=request.sample,
+            heat=context.temperature,
+            token=request.output[-1],
+        )
+
+    def _settle(self, flight: Aloft, request: Request, told: Sequence[int]) -> Emission:
+        """Deliver what one request said; nothing of one that is over already."""
+        engine, seat = self._engine, self._taken[request]
+        *said, accepted, _, _ = told
+        if request.is_finished:
+            return Emission(request, (), 0)
+        if said[0] < 0:  # no law: in lockstep the same row tells why
+            self._grounded.add(request.id)
+            return Emission(request, (), 0)
+        key, known = key_of(request), request.num_tokens
+        emission = deliver(request, said[: accepted + 1], None, engine._texts.get(request.id))
+        committed = known + emission.num_accepted
+        engine.ledger.draft(key, 1 + flight.outline.nodes)
+        tokens = request.tokens(0, committed) if engine.ledger.fills_block(key, committed) else ()
+        engine.ledger.commit(key, tokens, committed)
+        seat.unread = accepted + 1
+        drafter = engine.drafter
+        if drafter and drafter.needs.stack and flight.outline.depth and flight.budgets.get(request.id):
+            engine.ledger.saw(key, drafter.name, known)
+        return emission
+
+    def _land(self) -> None:
+        """All stand up; their drafter goes on by way of the host."""
+        self._depth = 0
+        for request in list(self._taken):
+            self._leave(request)
+        self._grounded &= self._engine._contexts.keys()
+
+    def _leave(self, request: Request) -> None:
+        """A request, nothing of which is in the air, gives its seat back, and its slots where it is over."""
+        engine, seat = self._engine, self._taken.pop(request)
+        self._free.append(seat.number)
+        if request in engine.scheduler.departing:
+            engine.scheduler.release(request)
+        elif not request.is_finished and seat.levels >= 0:
+            with guarded(engine):
+                if engine.drafter:
+                    engine.drafter.leave(request, seat.number, seat.unread)
