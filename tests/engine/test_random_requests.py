@@ -114,10 +114,14 @@ def run(engine: Engine, clients: dict[int, Client], rng: random.Random) -> None:
             victim = rng.choice(engine.scheduler.running)
             if rng.random() < 0.3:
                 engine.abort(victim)
-            else:
+            elif not (engine.pipeline and engine.pipeline.carries(victim)):
+                if engine.pipeline:
+                    engine.pipeline._land()
                 engine.scheduler._preempt(victim)
                 if engine.drafter:
                     engine.drafter.end(victim)
+        if rng.random() < 0.1 and engine.control.depth:
+            engine.control.depth = rng.randint(1, 6)
         if not engine.scheduler.is_idle:
             step(engine, clients)
 
@@ -129,6 +133,9 @@ def check_books(engine: Engine, clients: dict[int, Client]) -> None:
     assert not engine._texts
     assert not engine.control._idle
     assert not engine.control.acceptance._requests
+    if engine.pipeline:
+        assert not engine.pipeline._taken
+        assert len(engine.pipeline._free) == engine.scheduler.max_requests
     for request in (client.request for client in clients.values()):
         tally = request.tally
         assert 0 <= tally.accepted <= tally.drafted
@@ -150,6 +157,7 @@ def check_books(engine: Engine, clients: dict[int, Client]) -> None:
     roomy=st.integers(1, 4),
     max_rows=st.sampled_from([1, 2, 7, 64]),
     max_requests=st.sampled_from([1, 3, 16]),
+    in_flight=st.sampled_from([0, 1, 2, 3]),
     switches=st.tuples(st.booleans(), st.booleans()),
     fail_on=st.none() | st.just(22),
 )

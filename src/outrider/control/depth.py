@@ -103,9 +103,7 @@ class Control:
         """
         return self._guesses(requests, MappingProxyType({}), ranks=False) if self.depth else {}
 
-    def _guesses(
-        self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool
-    ) -> dict[int, Budget]:
+    def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool) -> dict[int, Budget]:
         caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
         self._lag = {request.id: request.num_tokens - self._read.get(request.id, 0) for request in requests}
         if not self.adaptive:
@@ -276,9 +274,7 @@ class Control:
             depths[choice.request_id] = choice.depth
         return depths, best
 
-    def _choices(
-        self, request_id: int, cap: int, grades: Mapping[int, int | None], ranks: bool
-    ) -> list[_Choice]:
+    def _choices(self, request_id: int, cap: int, grades: Mapping[int, int | None], ranks: bool) -> list[_Choice]:
         """Level by level, or, where the drafter shapes its trees itself, all or nothing."""
         grade = grades.get(request_id)
         if ranks and grade is None and cap:

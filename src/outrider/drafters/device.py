@@ -67,9 +67,7 @@ def unread(crew: Crew, outline: Outline) -> FlatBatch:
     live = crew.reads_along[:, None] & (steps <= crew.accepted[:, None])
     slots = crew.slots(positions)
     rows = torch.arange(crew.size, device=steps.device) * outline.reach + crew.accepted
-    return crew.batch(
-        crew.news[:, : outline.reach], positions, slots, positions + 1, slots[:, :, None], live, rows
-    )
+    return crew.batch(crew.news[:, : outline.reach], positions, slots, positions + 1, slots[:, :, None], live, rows)
 
 
 def newest(crew: Crew) -> FlatBatch:
@@ -133,9 +131,7 @@ class DeviceTrees:
         every = levels.expand(crew.size, -1)
         return DeviceTree(torch.cat(found, dim=1), every - 1, every + 1)
 
-    def _tree(
-        self, crew: Crew, outline: Outline, logits: Tensor, expand: Expand, trust: Tensor | None
-    ) -> DeviceTree:
+    def _tree(self, crew: Crew, outline: Outline, logits: Tensor, expand: Expand, trust: Tensor | None) -> DeviceTree:
         """All candidates of all levels, then the best of them."""
         size, width = crew.size, outline.width
         first = torch.arange(size, device=logits.device)[:, None]
@@ -181,7 +177,9 @@ class DeviceTrees:
         scaled = logits[:, : self._vocab_size] / torch.where(heat > 0, heat, 1.0)
         logs = (scaled.gather(1, columns.clamp(min=0)) - torch.logsumexp(scaled, dim=1, keepdim=True)).clamp(max=0.0)
         leader = scores[:, :1]
-        gaps = torch.cat([leader - scores[:, 1:2], leader - scores[:, 1:]], dim=1).float().nan_to_num(WIDE).clamp(max=WIDE)
+        gaps = (
+            torch.cat([leader - scores[:, 1:2], leader - scores[:, 1:]], dim=1).float().nan_to_num(WIDE).clamp(max=WIDE)
+        )
         lead, follow = (
             torch.sigmoid(constant + of_gap * gaps + of_log * logs) for constant, of_gap, of_log in (LEADER, FOLLOWER)
         )
@@ -192,11 +190,8 @@ class DeviceTrees:
 
     def _ranked(self, crew: Crew, logits: Tensor, count: int, depth: int) -> tuple[Tensor, Tensor]:
         """The best columns (P, K) of each row by the score of the keyed draw, and the scores; `depth` levels down."""
-        width = logits.shape[0] // crew.size
-        logits = logits[:, : self._vocab_size]
-        positions = (crew.lengths - crew.prompts + depth).to(torch.int32)
-        keys = (crew.spread(values, width) for values in (crew.heat, crew.seeds, crew.samples, positions))
-        scores, columns, _ = self._kernels.rank(logits, count, *keys, self._kept)
+        depths = torch.full((crew.size, logits.shape[0] // crew.size), depth, device=logits.device)
+        scores, columns, _ = self._kernels.rank(logits[:, : self._vocab_size], count, *crew.keys(depths), self._kept)
         return columns, scores
 
     def _tokens(self, columns: Tensor) -> Tensor:

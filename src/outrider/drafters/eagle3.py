@@ -81,8 +81,9 @@ class Eagle3(TapFed):
 
     def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
         batch = unread(crew, outline)
-        states = self.write(batch, self._held.unread(crew, outline.reach))
-        assert states is not None
+        assert batch.logit_rows is not None
+        states = self._states(batch, self.head.fuse(self._held.unread(crew, outline.reach)))
+        states = states.index_select(0, batch.logit_rows)
 
         def expand(level: DeviceLevel) -> tuple[Tensor, None]:
             nonlocal states

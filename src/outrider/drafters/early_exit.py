@@ -55,9 +55,7 @@ class EarlyExit(Drafter):
             raise ConfigError(
                 f"exit_layers={self.num_layers} leaves nothing to exit from: the target has {num_layers} layers"
             )
-        self.needs = Needs(
-            scratch_levels=1, ranks=True, target_layers=self.num_layers, tokens_on_host=False
-        )
+        self.needs = Needs(scratch_levels=1, ranks=True, target_layers=self.num_layers, tokens_on_host=False)
 
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         target, norm = self._workshop.target, self._norm

@@ -14,8 +14,8 @@ from outrider.models.heads import files
 from outrider.models.heads.small import TrimmedModel
 from outrider.models.heads.widen import open_artefact
 from outrider.models.loader import load
-from outrider.models.target import Target, same_vocabulary
 from outrider.models.seats import Crew, DeviceTree, Outline
+from outrider.models.target import Target, same_vocabulary
 from outrider.request import Request
 from outrider.tree import DraftTree
 

@@ -47,7 +47,9 @@ def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float,
 
 
 def flown(flight: Aloft, emissions: Sequence[Emission], told: Sequence[Sequence[int]], seconds: float) -> Record:
-    """The record of a cycle on the device. told: of each request, nodes and levels last; seconds: since the last one."""
+    """The record of a cycle on the device. told: of each request, the tree's nodes and levels as the last two
+    numbers. seconds: since the cycle before was read.
+    """
     cycles = []
     for emission, (*_, drafted, depth) in zip(emissions, told, strict=False):  # a crew may be filled up
         request = emission.request

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +70,7 @@ class DeviceCycle:
         tree = drafter.draft(crew, outline) if drafter is not None and outline.depth else None
         rows = tree_rows(crew, tree, outline, target.vocab_size)
         output = target.forward(rows.batch, self._pages, taps=drafter.needs.taps if drafter else ())
-        width = outline.nodes + 1
-        positions = (crew.lengths - crew.prompts)[:, None] + rows.depths
-        draws = kernels.draw(
-            output.logits,
-            *(crew.spread(values, width) for values in (crew.heat, crew.seeds, crew.samples)),
-            positions.to(torch.int32).flatten(),
-        )
+        draws = kernels.draw(output.logits, *crew.keys(rows.depths))
         walks = kernels.walk(draws, rows.trees)
         if not outline.is_chain:  # a chain's path lies in line
             kernels.compact(self._table, rows.slots, rows.trees, walks)
@@ -106,25 +101,22 @@ class CycleGraphs:
         self._pool: Any = None
         self._captured: dict[Any, _Captured] = {}
 
-    def __call__(self, key: Any, index: Tensor, nobody: Tensor, run: Any) -> Tensor:
+    def __call__(self, key: Any, index: Tensor, nobody: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
         """What `run(index)` gives. nobody: seats of the same number that are empty, whose cycles move nothing."""
         if self._gave_up:
-            results: Tensor = run(index)
-            return results
+            return run(index)
         found = self._captured.pop(key, None)
         if found is None:
             if not has_room(index.device):
                 self.note = f"some cycles run without a CUDA graph, slower: {LEAST_FREE >> 20} MiB are not free"
-                results = run(index)
-                return results
+                return run(index)
             try:
                 found = self._capture(nobody, run)
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 self.note, self._gave_up = f"cycles run without a CUDA graph, slower: {reason[0]}", True
                 self._captured.clear()
-                results = run(index)
-                return results
+                return run(index)
             if len(self._captured) == MOST_CYCLES:
                 del self._captured[next(iter(self._captured))]
         self._captured[key] = found
@@ -132,7 +124,7 @@ class CycleGraphs:
         found.graph.replay()
         return found.results
 
-    def _capture(self, nobody: Tensor, run: Any) -> _Captured:
+    def _capture(self, nobody: Tensor, run: Callable[[Tensor], Tensor]) -> _Captured:
         """Warm-ups and capture run over empty seats, so that no request is moved by them."""
         with torch.cuda.device(nobody.device), as_they_are():
             if self._pool is None:

@@ -59,7 +59,9 @@ class Engine:
         self.fault: DrafterError | None = None
         self._contexts: dict[int, Context] = {}
         self._texts: dict[int, TextStream] = {}
-        self.pipeline = Pipeline(self, in_flight) if in_flight and not (drafter and drafter.needs.tokens_on_host) else None
+        self.pipeline = (
+            Pipeline(self, in_flight) if in_flight and not (drafter and drafter.needs.tokens_on_host) else None
+        )
 
     def add(self, request: Request, text: TextStream | None = None) -> None:
         """Queue a request; `text` where its text is wanted as it comes, or ends it (stop strings).

@@ -134,6 +134,16 @@ class Crew:
         """(R,) -> (R * width,), the same for each of a request's rows."""
         return values[:, None].expand(-1, width).flatten().contiguous()
 
+    def keys(self, depths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Temperature, seed, sample and output position of rows, (R * X,) each, as the keyed draw takes them.
+
+        depths: (R, X), how many levels below the root's their draws are.
+        """
+        width = depths.shape[1]
+        positions = (self.lengths - self.prompts)[:, None] + depths
+        heat, seeds, samples = (self.spread(values, width) for values in (self.heat, self.seeds, self.samples))
+        return heat, seeds, samples, positions.to(torch.int32).flatten()
+
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
@@ -163,10 +173,7 @@ def tree_rows(crew: Crew, tree: DeviceTree | None, outline: Outline, vocab_size:
         depths = torch.cat([depths, tree.depths], dim=1)
         here = (tree.tokens >= 0) & (tree.tokens < vocab_size) & (tree.depths <= crew.levels[:, None])
         here &= live & (crew.lengths[:, None] + tree.depths < crew.ends[:, None])
-        if tree.ancestry is None:
-            here = here.cumprod(1).bool()
-        else:
-            here = (here[:, None, :] | ~tree.ancestry).all(2)
+        here = here.cumprod(1).bool() if tree.ancestry is None else (here[:, None, :] | ~tree.ancestry).all(2)
         live, tokens = torch.cat([live, here], dim=1), torch.cat([tokens, tree.tokens], dim=1)
     # The root's key lies at n - 1, the nodes' behind it whatever their depths.
     slots = crew.slots(crew.lengths[:, None] - 1 + steps)
