@@ -49,6 +49,8 @@ class EngineConfig:
         block_size: slots a block. prefix_cache: reuse blocks of equal prefixes.
         kernels: "auto", "native" (CPU), "triton" (GPU) or "plain". pass_width: rows of every pass of a Transformers
             module, narrower ones being padded (None: 16); a wide one suits many requests.
+        in_flight: cycles that may be on the device at once where no request needs its tokens on the host (None: 2 on a
+            GPU, 0 on a CPU); 0 reads every cycle before the next begins.
         self_test: bit-compare the rows of every kernel at load.
         widen: for measuring, serve the model enlarged to this shape by parts that change nothing of what it says, and
             its drafter likewise: "8b" (Llama 3.1 8B) or "2x".
@@ -76,6 +78,7 @@ class EngineConfig:
     prefix_cache: bool = True
     kernels: str = "auto"
     pass_width: int | None = None
+    in_flight: int | None = None
     self_test: bool = True
     widen: str | None = None
 
@@ -119,6 +122,7 @@ class EngineConfig:
             ("num_slots", 1),
             ("threads", 1),
             ("pass_width", 1),
+            ("in_flight", 0),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

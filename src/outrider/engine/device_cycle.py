@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,7 @@ class CycleGraphs:
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 self.note, self._gave_up = f"cycles run without a CUDA graph, slower: {reason[0]}", True
+                logging.getLogger("outrider").warning("%s", self.note)
                 self._captured.clear()
                 return run(index)
             if len(self._captured) == MOST_CYCLES:

@@ -115,6 +115,11 @@ class Pipeline:
         """Whether a cycle in the air may write to the request's slots."""
         return any(request in flight.requests for flight in self._air)
 
+    def vacate(self, request: Request) -> None:
+        """A request is over: its seat is free, and its slots return, once nothing of it is in the air."""
+        if request in self._taken and not self.carries(request):
+            self._leave(request)
+
     def fly(self) -> bool:
         """Launch what may be launched; False where nothing is in the air, and the next pass is one in lockstep."""
         while len(self._air) < self._most and self._launch():
@@ -139,8 +144,8 @@ class Pipeline:
         for request in over:
             engine._forget(request)
         for request in flight.requests:
-            if request.is_finished and not self.carries(request):
-                self._leave(request)
+            if request.is_finished:
+                self.vacate(request)
         return [emission for emission in emissions if emission.tokens], record
 
     def _launch(self) -> bool:

@@ -37,6 +37,8 @@ TRAINED_DRAFTER = "ngram+small_model"
 """Where a small model was trained for the target: the fastest that was measured on a CPU (docs/measurements.md)."""
 HIDDEN = ("memory", "pass_seconds", "start", "probe", "drafter_probe", "reasons", "notes")
 """Settings with a line of their own, or only in the JSON."""
+IN_FLIGHT = 2
+"""Cycles on a GPU at once: one runs while the host reads the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Resolved:
     max_rows: int
     block_size: int
     prefix_cache: bool
+    in_flight: int
     memory: MemoryPlan
     pass_seconds: dict[int, float]
     start: dict[str, float]
@@ -162,6 +165,7 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
         max_rows=memory.max_rows,
         block_size=config.block_size,
         prefix_cache=config.prefix_cache,
+        in_flight=_in_flight(config, target, drafter),
         memory=memory,
         pass_seconds=engine.control.cost.table(),
         start=laps.seconds,
@@ -217,7 +221,9 @@ def _engine(
     take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
     control.cost = pass_cost(target, pages, config.block_size, needs.taps)
     scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
-    return Engine(target, pages, scheduler, drafter, control, config.acceptance)
+    return Engine(
+        target, pages, scheduler, drafter, control, config.acceptance, _in_flight(config, target, drafter)
+    )
 
 
 def _context(config: EngineConfig, target: Target, reasons: dict[str, str]) -> int:
@@ -236,6 +242,15 @@ def _context(config: EngineConfig, target: Target, reasons: dict[str, str]) -> i
     if room < target.max_positions:
         reasons["max_context"] = "all that num_slots holds"
     return min(target.max_positions, room)
+
+
+def _in_flight(config: EngineConfig, target: Target, drafter: Drafter | None) -> int:
+    """Cycles on the device at once."""
+    if drafter and drafter.needs.tokens_on_host:
+        return 0
+    if config.in_flight is not None:
+        return config.in_flight
+    return IN_FLIGHT if target.device.type == "cuda" else 0
 
 
 def versions() -> dict[str, str]:

@@ -304,7 +304,10 @@ class Engine:
         with guarded(self):
             if self.drafter:
                 self.drafter.end(request)
-        self.scheduler.finish(request, reason, self.pipeline is not None and self.pipeline.carries(request))
+        is_aloft = self.pipeline is not None and self.pipeline.carries(request)
+        self.scheduler.finish(request, reason, is_aloft)
+        if self.pipeline is not None:
+            self.pipeline.vacate(request)
 
     def _forget(self, request: Request) -> None:
         self.control.forget(request)
