@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from outrider.kernels.base import KeyIndex
+from outrider.kernels.places import Relative, Standing
 from outrider.kernels.tree import PageTable, Trees
 from outrider.kernels.triton import TritonKernels
 
@@ -139,6 +140,10 @@ def main() -> None:
         kernels.draw(floats(rows, 128256), *keyed)
         kernels.rank(floats(rows, 128256), 33, *keyed)
         kernels.rank(floats(rows, 32000), 9, *keyed, longs(32000))
+    standing = Standing(longs(2), longs(2), ints(2, 64), 16)
+    for depth, are_known in ((1, True), (1, False), (8, False)):
+        rows = Relative(longs(2, 9), longs(1, 9).expand(2, -1), longs(2, 9), longs(2, 9, depth), longs(2), are_known)
+        kernels.place(standing, rows, 128256)
     trees = Trees(longs(64), ints(64), ints(2), ints(1), 64, 8)
     walks = kernels.walk(longs(65), trees)
     for word_bytes in (2, 4):

@@ -17,11 +17,12 @@ from outrider.drafters.base import Ask, Needs, Workshop
 from outrider.drafters.device import DeviceLevel, scratch, unread
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
+from outrider.kernels.places import Relative
 from outrider.models.batch import BatchBuilder, FlatBatch, tensor_of
 from outrider.models.heads.block import BlockHead, Blocks
 from outrider.models.heads.stage import Rows
 from outrider.models.heads.widen import open_artefact
-from outrider.models.seats import Crew, DeviceTree, Outline
+from outrider.models.seats import Crew, DeviceTree, Outline, spread
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -83,13 +84,12 @@ class Block(TapFed):
 
     def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
         self.write(unread(crew, outline), self._held.unread(crew, outline.reach))
-        places = torch.arange(outline.depth, device=crew.index.device).expand(crew.size, -1)
-        slots = scratch(crew, outline, places)
-        known = crew.lengths[:, None].expand_as(places)
-        tails = slots[:, None, :].expand(-1, outline.depth, -1)
-        live = crew.reads_along[:, None] & (known + places < crew.ends[:, None])
-        batch = crew.batch(crew.last[:, None].expand_as(places), known + places, slots, known, tails, live)
-        starts = torch.arange(crew.size, device=places.device) * outline.depth
+        steps = torch.arange(outline.depth, device=crew.index.device).expand(crew.size, -1)
+        paths = (steps + scratch(outline))[:, None, :].expand(-1, outline.depth, -1)
+        anchors = crew.last[:, None].expand_as(steps).contiguous()
+        # A row stands one position before the guess that is to come of it.
+        batch, _ = crew.batch(Relative(anchors, steps + 1, steps + scratch(outline), paths, crew.reading))
+        starts = torch.arange(crew.size, device=steps.device) * outline.depth
         # As `_blocks`: row 0 stands at the last known token's position.
         rows = Rows((batch.positions - 1).clamp(min=0), batch.slots, batch.keys)
         blocks = self.head.blocks(crew.last, starts, rows)
@@ -98,7 +98,7 @@ class Block(TapFed):
 
         def expand(level: DeviceLevel) -> tuple[Tensor, Tensor]:
             nonlocal codes
-            places = crew.spread(starts + level.depth, level.tokens.shape[1])
+            places = spread(starts + level.depth, level.tokens.shape[1])
             before, tokens = codes.index_select(0, level.origins), level.tokens.clamp(min=0).flatten()
             logits, trust, codes = self.head.corrected(blocks, places, tokens, before)
             return logits, trust

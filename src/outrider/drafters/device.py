@@ -15,8 +15,9 @@ from torch import Tensor
 from outrider.drafters.base import Ask
 from outrider.drafters.weights import FOLLOWER, LEADER, WIDE
 from outrider.kernels.base import Kernels
+from outrider.kernels.places import NOTHING, Relative
 from outrider.models.batch import BatchBuilder, FlatBatch
-from outrider.models.seats import NOTHING, Crew, DeviceTree, Outline
+from outrider.models.seats import Crew, DeviceTree, Outline
 
 MAX_ROWS = 512
 """Rows of one pass that reads what requests say before they sit down."""
@@ -41,20 +42,19 @@ class DeviceLevel:
 
     def batch(self) -> FlatBatch:
         """A pass over the nodes; each sees its request's known tokens and its own path."""
-        crew = self.crew
-        slots = scratch(crew, self.outline, self.paths.flatten(1)).view_as(self.paths)
-        known = crew.lengths[:, None].expand_as(self.tokens)
-        live = crew.reads_along[:, None] & (self.tokens >= 0) & (known + self.depth < crew.ends[:, None])
-        return crew.batch(self.tokens, known - 1 + self.depth, slots[:, :, -1], known, slots, live)
+        depths = torch.full((1,), self.depth, device=self.tokens.device).expand_as(self.tokens)
+        paths = self.paths + scratch(self.outline)
+        rows = Relative(self.tokens, depths, paths[:, :, -1], paths, self.crew.reading)
+        return self.crew.batch(rows)[0]
 
 
 Expand = Callable[[DeviceLevel], tuple[Tensor, Tensor | None]]
 """A level to its logits (R * X, V_d), and, from a drafter that doubts itself, a factor of each row's weights."""
 
 
-def scratch(crew: Crew, outline: Outline, places: Tensor) -> Tensor:
-    """Slots of the (R, X) places behind the nodes of a tree, where a drafter's own guesses are written."""
-    return crew.slots(crew.lengths[:, None] + outline.nodes + places)
+def scratch(outline: Outline) -> int:
+    """Where the drafter's own guesses are written, behind the nodes of the tree: from the last known token on."""
+    return outline.nodes + 1
 
 
 def unread(crew: Crew, outline: Outline) -> FlatBatch:
@@ -62,20 +62,25 @@ def unread(crew: Crew, outline: Outline) -> FlatBatch:
 
     Row i of a request is the token at position n - 1 - a + i, for a guesses accepted, while i <= a.
     """
-    steps = torch.arange(outline.reach, device=crew.lengths.device)
-    positions = crew.lengths[:, None] - 1 - crew.accepted[:, None] + steps
-    live = crew.reads_along[:, None] & (steps <= crew.accepted[:, None])
-    slots = crew.slots(positions)
-    rows = torch.arange(crew.size, device=steps.device) * outline.reach + crew.accepted
-    return crew.batch(crew.news[:, : outline.reach], positions, slots, positions + 1, slots[:, :, None], live, rows)
+    steps = torch.arange(outline.reach, device=crew.index.device)
+    depths = steps - crew.accepted[:, None]
+    rows = Relative(
+        crew.news[:, : outline.reach], depths, depths, depths[:, :, None], crew.reading.clamp(max=0), are_known=True
+    )
+    return crew.batch(rows, last_unread(crew, outline))[0]
+
+
+def last_unread(crew: Crew, outline: Outline) -> Tensor:
+    """(R,) int64: which row of `unread` is the last known token of each."""
+    return torch.arange(crew.size, device=crew.index.device) * outline.reach + crew.accepted
 
 
 def newest(crew: Crew) -> FlatBatch:
     """A pass over the last known token of each request."""
-    positions = crew.lengths[:, None] - 1
-    slots = crew.slots(positions)
-    live = crew.reads_along[:, None]
-    return crew.batch(crew.last[:, None], positions, slots, positions + 1, slots[:, :, None], live)
+    here = torch.zeros(1, 1, dtype=torch.int64, device=crew.index.device).expand(crew.size, -1)
+    return crew.batch(
+        Relative(crew.last[:, None], here, here, here[:, :, None], crew.reading.clamp(max=0), are_known=True)
+    )[0]
 
 
 def read_before(asks: Sequence[Ask], starts: Sequence[int], block_size: int, device: torch.device) -> list[FlatBatch]:
@@ -129,7 +134,9 @@ class DeviceTrees:
             paths = levels[:depth].expand(crew.size, 1, -1)
             logits, _ = expand(DeviceLevel(crew, outline, depth, found[-1], origins, paths))
         every = levels.expand(crew.size, -1)
-        return DeviceTree(torch.cat(found, dim=1), every - 1, every + 1)
+        tokens = torch.cat(found, dim=1)
+        ended = (tokens < 0).cumsum(1) > 0  # nothing follows what is none
+        return DeviceTree(torch.where(ended, NOTHING, tokens), every - 1, every + 1)
 
     def _tree(self, crew: Crew, outline: Outline, logits: Tensor, expand: Expand, trust: Tensor | None) -> DeviceTree:
         """All candidates of all levels, then the best of them."""
@@ -147,7 +154,7 @@ class DeviceTrees:
             above = weights.shape[1]
             tokens = tokens.view(size, -1)
             found = (weights[:, :, None] * chances.view(size, above, width)).flatten(1)
-            grown.append((tokens, found, names.repeat_interleave(width, dim=1)))
+            grown.append((tokens, found, names[:, :, None].expand(-1, -1, width).flatten(1)))
             if depth == outline.depth:
                 break
             weights, best = found.sort(dim=1, descending=True, stable=True)
@@ -173,7 +180,8 @@ class DeviceTrees:
             missing = width + 1 - columns.shape[1]
             columns = torch.nn.functional.pad(columns, (0, missing), value=-1)
             scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
-        heat = crew.spread(crew.heat, logits.shape[0] // crew.size)[:, None]
+        heat, *_ = crew.keys(logits.shape[0] // crew.size, 0)
+        heat = heat[:, None]
         scaled = logits[:, : self._vocab_size] / torch.where(heat > 0, heat, 1.0)
         logs = (scaled.gather(1, columns.clamp(min=0)) - torch.logsumexp(scaled, dim=1, keepdim=True)).clamp(max=0.0)
         leader = scores[:, :1]
@@ -190,8 +198,8 @@ class DeviceTrees:
 
     def _ranked(self, crew: Crew, logits: Tensor, count: int, depth: int) -> tuple[Tensor, Tensor]:
         """The best columns (P, K) of each row by the score of the keyed draw, and the scores; `depth` levels down."""
-        depths = torch.full((crew.size, logits.shape[0] // crew.size), depth, device=logits.device)
-        scores, columns, _ = self._kernels.rank(logits[:, : self._vocab_size], count, *crew.keys(depths), self._kept)
+        keys = crew.keys(logits.shape[0] // crew.size, depth)
+        scores, columns, _ = self._kernels.rank(logits[:, : self._vocab_size], count, *keys, self._kept)
         return columns, scores
 
     def _tokens(self, columns: Tensor) -> Tensor:
@@ -212,7 +220,9 @@ def _best(grown: Sequence[tuple[Tensor, Tensor, Tensor]], outline: Outline) -> D
     chosen = order[:, : outline.nodes]
     tokens, depths, parents = tokens.gather(1, chosen), depths.gather(1, chosen), parents.gather(1, chosen)
     parents = torch.where(parents >= 0, places.gather(1, parents.clamp(min=0)), -1)
-    return DeviceTree(tokens, parents, depths, _ancestry(parents, outline.depth))
+    ancestry = _ancestry(parents, outline.depth)
+    tokens = torch.where((ancestry & (tokens < 0)[:, None, :]).any(2), NOTHING, tokens)  # nothing follows what is none
+    return DeviceTree(tokens, parents, depths, ancestry)
 
 
 def _ancestry(parents: Tensor, depth: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Needs, Workshop
-from outrider.drafters.device import DeviceLevel, unread
+from outrider.drafters.device import DeviceLevel, last_unread, unread
 from outrider.drafters.grow import Scratch
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
@@ -81,9 +81,8 @@ class Eagle3(TapFed):
 
     def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
         batch = unread(crew, outline)
-        assert batch.logit_rows is not None
         states = self._states(batch, self.head.fuse(self._held.unread(crew, outline.reach)))
-        states = states.index_select(0, batch.logit_rows)
+        states = states.index_select(0, last_unread(crew, outline))
 
         def expand(level: DeviceLevel) -> tuple[Tensor, None]:
             nonlocal states

@@ -15,14 +15,14 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
 from outrider.drafters.candidates import Candidates
-from outrider.drafters.device import DeviceLevel, DeviceTrees
+from outrider.drafters.device import DeviceLevel, DeviceTrees, last_unread
 from outrider.drafters.tap_fed import HeldTaps
 from outrider.drafters.trees import Level, Trees
 from outrider.kernels.tree import Walks
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.widen import open_artefact
-from outrider.models.seats import Crew, DeviceTree, Outline, TreeRows
+from outrider.models.seats import Crew, DeviceTree, Outline, TreeRows, spread
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -84,12 +84,11 @@ class Medusa(Drafter):
         self._held.put(seats, torch.stack([self._taps[ask.request.id] for ask in asks]))
 
     def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
-        last = torch.arange(crew.size, device=crew.index.device) * outline.reach + crew.accepted
-        taps = self._held.unread(crew, outline.reach).index_select(0, last)
+        taps = self._held.unread(crew, outline.reach).index_select(0, last_unread(crew, outline))
         logits = self.heads.logits(taps, crew.last, outline.depth)
 
         def expand(level: DeviceLevel) -> tuple[Tensor, None]:
-            return logits[:, level.depth].repeat_interleave(level.tokens.shape[1], dim=0), None
+            return spread(logits[:, level.depth], level.tokens.shape[1]), None
 
         return self._on_device.grow(crew, outline, logits[:, 0], expand)
 

@@ -69,17 +69,17 @@ class DeviceCycle:
         seats, target, kernels = self._seats, self._target, self._target.kernels
         crew = seats.crew(index, blocks)
         tree = drafter.draft(crew, outline) if drafter is not None and outline.depth else None
-        rows = tree_rows(crew, tree, outline, target.vocab_size)
+        rows = tree_rows(crew, tree, outline)
         output = target.forward(rows.batch, self._pages, taps=drafter.needs.taps if drafter else ())
-        draws = kernels.draw(output.logits, *crew.keys(rows.depths))
+        draws = kernels.draw(output.logits, *crew.keys(outline.nodes + 1, rows.depths))
         walks = kernels.walk(draws, rows.trees)
         if not outline.is_chain:  # a chain's path lies in line
             kernels.compact(self._table, rows.slots, rows.trees, walks)
         if drafter is not None and outline.depth:
             drafter.follow(crew, rows, output, walks)
         seats.advance(crew, walks)
-        guessed = rows.live[:, 1:]
-        levels = torch.where(guessed, rows.depths[:, 1:], 0).amax(1) if outline.nodes else crew.accepted * 0
+        guessed = (rows.trees.tokens >= 0).view(crew.size, -1)
+        levels = torch.where(guessed, rows.depths[:, 1:], 0).amax(1) if outline.nodes else torch.zeros_like(index)
         told = [walks.counts.to(torch.int64), guessed.sum(1), levels]
         return torch.cat([walks.said, torch.stack(told, dim=1)], dim=1)
 

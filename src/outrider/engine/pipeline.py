@@ -100,7 +100,11 @@ class Pipeline:
         size = scheduler.ledger.block_size
         slots = scheduler.max_context + levels + 1 + max(control.nodes, levels)
         slots += needs.num_scratch(levels, max(control.width, needs.width)) if needs else 0
-        self._seats = Seats(scheduler.max_requests, levels, -(-slots // size) + 1, size, engine.target.device)
+        target = engine.target
+        blocks = -(-slots // size) + 1
+        self._seats = Seats(
+            scheduler.max_requests, levels, blocks, size, target.kernels, target.vocab_size, target.device
+        )
         self._free = list(range(scheduler.max_requests))[::-1]
         self._cycle = DeviceCycle(engine.target, engine.pages, self._seats)
         if engine.drafter:

@@ -221,9 +221,7 @@ def _engine(
     take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
     control.cost = pass_cost(target, pages, config.block_size, needs.taps)
     scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
-    return Engine(
-        target, pages, scheduler, drafter, control, config.acceptance, _in_flight(config, target, drafter)
-    )
+    return Engine(target, pages, scheduler, drafter, control, config.acceptance, _in_flight(config, target, drafter))
 
 
 def _context(config: EngineConfig, target: Target, reasons: dict[str, str]) -> int:

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, dtype
 
 from outrider.kernels.graph_pool import GraphPool
+from outrider.kernels.places import Placed, Relative, Standing
 from outrider.kernels.tree import PageTable, Trees, Walks
 
 
@@ -213,6 +214,9 @@ class Kernels(Protocol):
 
     def gumbel(self, seeds: Tensor, samples: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
         """The noise of `draw` on its own, by token id: (T, V) float64; arguments as `draw` takes them."""
+
+    def place(self, standing: Standing, rows: Relative, vocab_size: int) -> Placed:
+        """Where rows that are told from each request's last known token stand in a pass, and where their keys are."""
 
     def walk(self, draws: Tensor, trees: Trees) -> Walks:
         """The match rule for all requests at once: step down while a child carries the token drawn at its parent.

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.kernels.places import PlainPlaceVerbs
+
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
@@ -77,7 +79,7 @@ class Walks:
     said: Tensor
 
 
-class PlainTreeVerbs:
+class PlainTreeVerbs(PlainPlaceVerbs):
     """The twins in plain Python and PyTorch; see `Kernels`."""
 
     def walk(self, draws: Tensor, trees: Trees) -> Walks:

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels.base import KeyIndex
+from outrider.kernels.base import Kernels, KeyIndex
+from outrider.kernels.places import Relative, Standing
 from outrider.kernels.tree import Trees, Walks
 from outrider.models.batch import FlatBatch
 
-NOTHING = -2
-"""The token of a node that is none: no draw is this one, so no walk steps there."""
 MUTE = -1
 """The levels of a seat whose drafter does not even read along."""
+NOWHERE = -(1 << 30)
+"""Deeper than this is every row."""
 _LENGTH, _END, _PROMPT, _SEED, _SAMPLE, _LEVELS, _ACCEPTED, _NEWS = range(8)
 """Columns of a seat's numbers; the tokens that its last cycle brought follow from `_NEWS` on."""
 
@@ -61,26 +62,28 @@ class Crew:
     """R requests of one cycle, read from their seats.
 
     Attributes:
-        index: (R,) int64, their seats. lengths: known tokens n. ends: prompt and limit. prompts: tokens of the prompt.
-        seeds: (R,) int64. samples: (R,) int32. heat: (R,) float32, the temperature. levels: most of a guess, or `MUTE`.
-        accepted: guesses accepted in the last cycle a. news: (R, K), the tokens that it brought, a + 1 of them.
-        tables: (R, B) int32. alive: (R,) bool, something remains to be said.
-        most_levels, all else: (R,) int64.
+        index: (R,) int64, their seats. standing: known tokens n, and where each ends.
+        outputs: (R,) int32, tokens of the completion so far. seeds: (R,) int64. samples: (R,) int32.
+        heat: (R,) float32, the temperature. levels: (R,) int64, most of a guess, or `MUTE`.
+        accepted: (R,) int64, guesses accepted in the last cycle. news: (R, K) int64, the tokens that it brought, which
+            are one more.
+        alive: (R,) bool, something remains to be said. reading: (R,) int64, how deep a drafter's rows may be: nowhere
+            where it does not read along.
     """
 
     index: Tensor
-    lengths: Tensor
-    ends: Tensor
-    prompts: Tensor
+    standing: Standing
+    outputs: Tensor
     seeds: Tensor
     samples: Tensor
     heat: Tensor
     levels: Tensor
     accepted: Tensor
     news: Tensor
-    tables: Tensor
     alive: Tensor
-    block_size: int
+    reading: Tensor
+    kernels: Kernels
+    vocab_size: int
 
     @property
     def size(self) -> int:
@@ -91,58 +94,33 @@ class Crew:
         """(R,) int64: the last known token of each."""
         return self.news.gather(1, self.accepted[:, None])[:, 0]
 
-    @property
-    def reads_along(self) -> Tensor:
-        """(R,) bool: the drafter has read what was known before the last cycle."""
-        return self.alive & (self.levels >= 0)
-
-    def slots(self, places: Tensor) -> Tensor:
-        """Slots of (R, X) indices into each one's sequence; those past what is reserved lie in the trash block."""
-        columns = (places // self.block_size).clamp(0, self.tables.shape[1] - 1)
-        return self.tables.gather(1, columns) * self.block_size + (places % self.block_size).to(torch.int32)
-
-    def batch(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        linear: Tensor,
-        tails: Tensor,
-        live: Tensor,
-        logit_rows: Tensor | None = None,
-    ) -> FlatBatch:
-        """X rows a request, side by side: all (R, X), tails (R, X, D). Rows that are not `live` only fill the pass:
-        they write to slot 0 and see nothing else.
-        """
-        width = tokens.shape[1]
-        owner = torch.arange(self.size * width, dtype=torch.int32, device=tokens.device) // width
-
-        def rows(values: Tensor, fill: int = 0) -> Tensor:
-            return torch.where(live, values, fill).to(torch.int32).flatten()
-
-        index = KeyIndex(
-            tables=self.tables,
-            request=owner,
-            linear=rows(linear),
-            tails=torch.where(live[:, :, None], tails, 0).to(torch.int32).flatten(0, 1),
-            length=rows(positions + 1, 1),
-            block_size=self.block_size,
+    def batch(self, rows: Relative, logit_rows: Tensor | None = None) -> tuple[FlatBatch, Tensor]:
+        """A pass over these rows, and the token that each has, `NOTHING` where it only fills the pass: (T,) int64."""
+        placed = self.kernels.place(self.standing, rows, self.vocab_size)
+        keys = KeyIndex(
+            tables=self.standing.tables,
+            request=placed.request,
+            linear=placed.linear,
+            tails=placed.tails,
+            length=placed.length,
+            block_size=self.standing.block_size,
         )
-        return FlatBatch(torch.where(live, tokens, 0).flatten(), rows(positions), rows(slots), index, logit_rows)
+        return FlatBatch(placed.tokens, placed.positions, placed.slots, keys, logit_rows), placed.named
 
-    def spread(self, values: Tensor, width: int) -> Tensor:
-        """(R,) -> (R * width,), the same for each of a request's rows."""
-        return values[:, None].expand(-1, width).flatten().contiguous()
+    def keys(self, width: int, depths: Tensor | int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Temperature, seed, sample and output position of `width` rows a request, (R * width,) each, as the keyed draw
+        takes them.
 
-    def keys(self, depths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Temperature, seed, sample and output position of rows, (R * X,) each, as the keyed draw takes them.
-
-        depths: (R, X), how many levels below the root's their draws are.
+        depths: (R, width), or one for all: how many levels below the root's their draws are.
         """
-        width = depths.shape[1]
-        positions = (self.lengths - self.prompts)[:, None] + depths
-        heat, seeds, samples = (self.spread(values, width) for values in (self.heat, self.seeds, self.samples))
+        positions = self.outputs[:, None].expand(-1, width) + depths
+        heat, seeds, samples = (spread(values, width) for values in (self.heat, self.seeds, self.samples))
         return heat, seeds, samples, positions.to(torch.int32).flatten()
+
+
+def spread(values: Tensor, count: int) -> Tensor:
+    """(R, ...) -> (R * count, ...), each row so many times."""
+    return values.unsqueeze(1).expand(-1, count, *values.shape[1:]).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,63 +128,45 @@ class TreeRows:
     """The target's rows of a cycle: each one's root, then its nodes.
 
     Attributes:
-        slots: (R * N,) int32, of the nodes. depths: (R, N + 1) int64, the root's being 0. live: (R, N + 1) bool.
+        slots: (R * N,) int32, of the nodes. depths: (R, N + 1) int64, the root's being 0.
     """
 
     batch: FlatBatch
     trees: Trees
     slots: Tensor
     depths: Tensor
-    live: Tensor
 
 
-def tree_rows(crew: Crew, tree: DeviceTree | None, outline: Outline, vocab_size: int) -> TreeRows:
+def tree_rows(crew: Crew, tree: DeviceTree | None, outline: Outline) -> TreeRows:
     """Put the last known tokens and the trees into one pass.
 
     No node stands where its request may not guess: deeper than its levels, past its end, below what is none.
     """
-    nodes, device = outline.nodes, crew.lengths.device
-    steps = torch.arange(nodes + 1, device=device)
-    depths = steps.new_zeros(crew.size, 1)
-    tokens, live = crew.last[:, None], crew.alive[:, None]
-    if tree is not None:
-        depths = torch.cat([depths, tree.depths], dim=1)
-        here = (tree.tokens >= 0) & (tree.tokens < vocab_size) & (tree.depths <= crew.levels[:, None])
-        here &= live & (crew.lengths[:, None] + tree.depths < crew.ends[:, None])
-        here = here.cumprod(1).bool() if tree.ancestry is None else (here[:, None, :] | ~tree.ancestry).all(2)
-        live, tokens = torch.cat([live, here], dim=1), torch.cat([tokens, tree.tokens], dim=1)
-    # The root's key lies at n - 1, the nodes' behind it whatever their depths.
-    slots = crew.slots(crew.lengths[:, None] - 1 + steps)
-    batch = crew.batch(
-        tokens,
-        crew.lengths[:, None] - 1 + depths,
-        slots,
-        crew.lengths[:, None].expand_as(live),
-        _tails(slots, tree, outline),
-        live,
-    )
-    said = torch.where(live, tokens, NOTHING)[:, 1:].flatten()
-    parents = (said if tree is None else tree.parents.flatten()).to(torch.int32)
-    first = torch.arange(crew.size + 1, dtype=torch.int32, device=device)
-    trees = Trees(said, parents, first * nodes, first[:-1] * (nodes + 1), nodes, outline.depth)
-    return TreeRows(batch, trees, slots[:, 1:].flatten(), depths, live)
-
-
-def _tails(slots: Tensor, tree: DeviceTree | None, outline: Outline) -> Tensor:
-    """(R, N + 1, D): the slots of the path down to each node; the root has none, and a row reads no more than its own.
-
-    slots: (R, N + 1), the root's first.
-    """
-    own = slots[:, 1:]
+    nodes, size, device = outline.nodes, crew.size, crew.index.device
+    steps = torch.arange(nodes + 1, device=device).expand(size, -1)
+    tokens, depths, paths = crew.last[:, None], steps, steps[:, None, 1:].expand(-1, nodes + 1, -1)
     if tree is None:
-        return slots[:, :, None]
-    if tree.ancestry is None:
-        return own[:, None, :].expand(-1, outline.nodes + 1, -1)
+        paths = steps[:, :, None]
+    else:
+        tokens = torch.cat([tokens, tree.tokens], dim=1)
+        if tree.ancestry is not None:
+            depths = torch.nn.functional.pad(tree.depths, (1, 0))
+            paths = _paths(tree.ancestry, outline)
+    # The root's key lies at n - 1, the nodes' behind it whatever their depths.
+    batch, named = crew.batch(Relative(tokens, depths, steps, paths, crew.levels.clamp(min=0)))
+    said = named.view(size, -1)[:, 1:].flatten()
+    parents = (said if tree is None else tree.parents.flatten()).to(torch.int32)
+    first = torch.arange(size + 1, dtype=torch.int32, device=device)
+    trees = Trees(said, parents, first * nodes, first[:-1] * (nodes + 1), nodes, outline.depth)
+    return TreeRows(batch, trees, batch.slots.view(size, -1)[:, 1:].flatten(), depths)
+
+
+def _paths(ancestry: Tensor, outline: Outline) -> Tensor:
+    """(R, N + 1, D): the places of the path down to each node, the root's being 0, which reads none."""
     # A path's nodes in rising order are its nodes from the root down.
-    order = torch.arange(outline.nodes, device=slots.device)
-    path = torch.where(tree.ancestry, order, outline.nodes).sort(2).values[:, :, : outline.depth]
-    path = own.gather(1, path.clamp(max=outline.nodes - 1).flatten(1)).view_as(path)
-    return torch.cat([path[:, :1], path], dim=1)
+    order = torch.arange(outline.nodes, device=ancestry.device)
+    path = torch.where(ancestry, order, outline.nodes).sort(2).values[:, :, : outline.depth] + 1
+    return torch.nn.functional.pad(path, (0, 0, 1, 0))
 
 
 class Seats:
@@ -216,11 +176,22 @@ class Seats:
         num_seats: for requests. levels: most of a guess. blocks: most of one request's table.
     """
 
-    def __init__(self, num_seats: int, levels: int, blocks: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_seats: int,
+        levels: int,
+        blocks: int,
+        block_size: int,
+        kernels: Kernels,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
         self.num_seats = num_seats
         self.levels = levels
-        self.block_size = block_size
         self.device = device
+        self._block_size = block_size
+        self._kernels = kernels
+        self._vocab_size = vocab_size
         self._numbers = torch.zeros(num_seats + 1, _NEWS + levels + 1, dtype=torch.int64, device=device)
         self._heat = torch.zeros(num_seats + 1, device=device)
         self._tables = torch.zeros(num_seats + 1, blocks, dtype=torch.int32, device=device)
@@ -258,21 +229,22 @@ class Seats:
     def crew(self, index: Tensor, blocks: int) -> Crew:
         """What is known of the seats `index` (R,), with so many columns of their tables."""
         numbers = self._numbers.index_select(0, index)
-        lengths, ends = numbers[:, _LENGTH], numbers[:, _END]
+        lengths, ends = numbers[:, _LENGTH].contiguous(), numbers[:, _END].contiguous()
+        levels = numbers[:, _LEVELS]
         return Crew(
             index=index,
-            lengths=lengths,
-            ends=ends,
-            prompts=numbers[:, _PROMPT],
+            standing=Standing(lengths, ends, self._tables[:, :blocks].index_select(0, index), self._block_size),
+            outputs=(lengths - numbers[:, _PROMPT]).to(torch.int32),
             seeds=numbers[:, _SEED].contiguous(),
             samples=numbers[:, _SAMPLE].to(torch.int32),
             heat=self._heat.index_select(0, index),
-            levels=numbers[:, _LEVELS],
+            levels=levels,
             accepted=numbers[:, _ACCEPTED],
             news=numbers[:, _NEWS:],
-            tables=self._tables[:, :blocks].index_select(0, index),
             alive=lengths < ends,
-            block_size=self.block_size,
+            reading=torch.where(levels >= 0, -NOWHERE, NOWHERE),
+            kernels=self._kernels,
+            vocab_size=self._vocab_size,
         )
 
     def advance(self, crew: Crew, walks: Walks) -> None:
@@ -280,7 +252,7 @@ class Seats:
         said = walks.said
         moved = crew.alive & (said[:, 0] >= 0)
         accepted = torch.where(moved, walks.counts.to(torch.int64), crew.accepted)
-        lengths = crew.lengths + torch.where(moved, accepted + 1, 0)
+        lengths = crew.standing.lengths + torch.where(moved, accepted + 1, 0)
         news = torch.where(moved[:, None], said, crew.news[:, : said.shape[1]])
         self._numbers[:, _LENGTH].index_copy_(0, crew.index, lengths)
         self._numbers[:, _ACCEPTED].index_copy_(0, crew.index, accepted)

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex, Linear
+from outrider.kernels.places import Placed, Relative, Standing
 from outrider.kernels.plain import GROUP, PlainKernels
 from outrider.kernels.tree import PageTable, Trees, Walks
 from outrider.kernels.triton.attention import LEAST_TILE, attend, tiles_differ
 from outrider.kernels.triton.draw import draw
 from outrider.kernels.triton.launch import can_overlap
 from outrider.kernels.triton.linear import ONE_TILE, Tile, TritonLinear, differing_tiles
+from outrider.kernels.triton.places import place
 from outrider.kernels.triton.rank import rank
 from outrider.kernels.triton.rows import gate_rows, norm_rows, rotate_rows
 from outrider.kernels.triton.tree import compact, walk
@@ -133,6 +135,10 @@ class TritonKernels(PlainKernels):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernels.rank`."""
         return rank(logits, count, temperature, seeds, samples, positions, ids)
+
+    def place(self, standing: Standing, rows: Relative, vocab_size: int) -> Placed:
+        """See `Kernels.place`."""
+        return place(standing, rows, vocab_size)
 
     def walk(self, draws: Tensor, trees: Trees) -> Walks:
         """See `Kernels.walk`."""
