@@ -1,4 +1,4 @@
-"""Rows told from each request's last known token: a twin held to what the host builds, and Triton's kernel to the twin."""
+"""Rows told from each last known token: the plain twin against what a host builds, Triton's against the plain twin."""
 
 from __future__ import annotations
 

@@ -127,16 +127,14 @@ class DeviceTrees:
         found: list[Tensor] = []
         while True:
             columns, _ = self._ranked(crew, logits, 1, len(found))
-            found.append(self._tokens(columns[:, :1]))
+            found.append(_below(found[-1], self._tokens(columns)) if found else self._tokens(columns))
             depth = len(found)
             if depth == outline.depth:
                 break
             paths = levels[:depth].expand(crew.size, 1, -1)
             logits, _ = expand(DeviceLevel(crew, outline, depth, found[-1], origins, paths))
         every = levels.expand(crew.size, -1)
-        tokens = torch.cat(found, dim=1)
-        ended = (tokens < 0).cumsum(1) > 0  # nothing follows what is none
-        return DeviceTree(torch.where(ended, NOTHING, tokens), every - 1, every + 1)
+        return DeviceTree(torch.cat(found, dim=1), every - 1, every + 1)
 
     def _tree(self, crew: Crew, outline: Outline, logits: Tensor, expand: Expand, trust: Tensor | None) -> DeviceTree:
         """All candidates of all levels, then the best of them."""
@@ -146,13 +144,14 @@ class DeviceTrees:
         # Of the frontier: weights, names among all candidates, and places of their paths in the scratch slots.
         weights, names, paths = whole, first * 0 - 1, first[:, :, None][:, :, :0]
         grown: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, weights, parents of each level's candidates: (R, C)
-        count = 0
+        count, level = 0, None
         for depth in range(1, outline.depth + 1):
             tokens, chances = self._children(crew, logits, outline, depth)
             if trust is not None:
                 chances = chances * trust[:, None]
             above = weights.shape[1]
-            tokens = tokens.view(size, -1)
+            tokens = tokens.view(size, above, width)
+            tokens = (tokens if level is None else _below(level.tokens[:, :, None], tokens)).flatten(1)
             found = (weights[:, :, None] * chances.view(size, above, width)).flatten(1)
             grown.append((tokens, found, names[:, :, None].expand(-1, -1, width).flatten(1)))
             if depth == outline.depth:
@@ -209,6 +208,11 @@ class DeviceTrees:
         return torch.where(columns >= 0, tokens, NOTHING)
 
 
+def _below(parents: Tensor, tokens: Tensor) -> Tensor:
+    """The tokens of children; nothing follows what is none."""
+    return torch.where(parents >= 0, tokens, NOTHING)
+
+
 def _best(grown: Sequence[tuple[Tensor, Tensor, Tensor]], outline: Outline) -> DeviceTree:
     """The nodes of largest path weight; ties go to the earlier, so that parents come before their children."""
     tokens, weights, parents = (torch.cat(parts, dim=1) for parts in zip(*grown, strict=True))
@@ -220,9 +224,7 @@ def _best(grown: Sequence[tuple[Tensor, Tensor, Tensor]], outline: Outline) -> D
     chosen = order[:, : outline.nodes]
     tokens, depths, parents = tokens.gather(1, chosen), depths.gather(1, chosen), parents.gather(1, chosen)
     parents = torch.where(parents >= 0, places.gather(1, parents.clamp(min=0)), -1)
-    ancestry = _ancestry(parents, outline.depth)
-    tokens = torch.where((ancestry & (tokens < 0)[:, None, :]).any(2), NOTHING, tokens)  # nothing follows what is none
-    return DeviceTree(tokens, parents, depths, ancestry)
+    return DeviceTree(tokens, parents, depths, _ancestry(parents, outline.depth))
 
 
 def _ancestry(parents: Tensor, depth: int) -> Tensor:

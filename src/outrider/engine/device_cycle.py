@@ -21,7 +21,7 @@ CREWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Requests of the cycles that are captured; empty seats fill a crew up to the next size."""
 LEAST_BLOCKS = 64
 """Columns of the smallest tables that a cycle is captured with; longer ones double."""
-MOST_CYCLES = 32
+MOST_CYCLES = 64
 """Graphs kept; the one that was used longest ago gives way to a new one."""
 
 

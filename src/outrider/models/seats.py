@@ -120,7 +120,7 @@ class Crew:
 
 def spread(values: Tensor, count: int) -> Tensor:
     """(R, ...) -> (R * count, ...), each row so many times."""
-    return values.unsqueeze(1).expand(-1, count, *values.shape[1:]).flatten(0, 1)
+    return values.unsqueeze(1).expand(-1, count, *values.shape[1:]).flatten(0, 1).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
