@@ -41,11 +41,11 @@ class Told:
     """What a cycle says, on its way to the host."""
 
     def __init__(self, results: Tensor) -> None:
+        is_far = results.device.type == "cuda"
+        self._results = torch.empty(results.shape, dtype=results.dtype, pin_memory=is_far)
+        self._results.copy_(results, non_blocking=is_far)  # the next cycle writes over them
         self._event = None
-        self._results = results
-        if results.device.type == "cuda":
-            self._results = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-            self._results.copy_(results, non_blocking=True)
+        if is_far:
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(results.device))
 
