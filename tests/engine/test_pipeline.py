@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.engine.step import Engine
+from outrider.registry import CASCADES, DRAFTERS
 from outrider.request import FinishReason, Request, SamplingParams
 from tests import toy
 from tests.engine.test_same_text import plain_text, prompts
@@ -35,6 +36,11 @@ def flown(engine: Engine) -> list[int]:
 
 def tallies(requests: list[Request]) -> list[tuple[int, ...]]:
     return [(r.tally.drafted, r.tally.accepted, r.tally.cycles, *r.tally.accepted_by_position) for r in requests]
+
+
+def test_every_drafter_that_can_fly_is_tried_here() -> None:
+    engines = {name: toy.make_engine(name, in_flight=2) for name in [*DRAFTERS, *CASCADES, "early_exit+medusa"]}
+    assert [name for name, engine in engines.items() if engine.pipeline] == [n for n in DRAFTERS if n in ON_DEVICE]
 
 
 @pytest.mark.parametrize("drafter", ["none", *ON_DEVICE])

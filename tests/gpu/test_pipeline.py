@@ -97,7 +97,7 @@ def replay_of(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("drafter", "outline"), [("eagle3", Outline(5, 1, 5, 6)), ("eagle3", Outline(6, 4, 63, 7))])
+@pytest.mark.parametrize(("drafter", "outline"), [("eagle3", Outline(5, 1, 5, 6)), ("eagle3", Outline(8, 8, 64, 9))])
 def test_all_else_in_a_cycle_keeps_its_bar(large, temperature, drafter, outline):
     llm = opened(large, LARGE, drafter, dtype="bfloat16", in_flight=2, width=outline.width, nodes=outline.nodes)
     engine, params = llm.engine, SamplingParams(max_tokens=1500, temperature=temperature, seed=1, ignore_eos=True)
@@ -111,7 +111,7 @@ def test_all_else_in_a_cycle_keeps_its_bar(large, temperature, drafter, outline)
     pipeline = engine.pipeline
     seat, device = pipeline._taken[request], engine.target.device
     seats, target = pipeline._seats, engine.target
-    crew = seats.crew(seats.index([seat.number]), 128)
+    crew = seats.crew(seats.index([seat.number]), 64)
     with torch.inference_mode():
         tree = engine.drafter.draft(crew, outline)
         rows = tree_rows(crew, tree, outline)

@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Drafter
 from outrider.kernels.tree import PageTable
-from outrider.models.graph import LEAST_FREE, WARM_UPS, as_they_are, has_room
+from outrider.models.graph import as_they_are
 from outrider.models.seats import Outline, Seats, tree_rows
 from outrider.models.target import Target
 
@@ -21,6 +21,10 @@ CREWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Requests of the cycles that are captured; empty seats fill a crew up to the next size."""
 LEAST_BLOCKS = 64
 """Columns of the smallest tables that a cycle is captured with; longer ones double."""
+LEAST_FREE = 512 << 20
+"""Bytes of the device that must be free for another graph to be taken."""
+WARM_UPS = 2
+"""Cycles before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
 MOST_CYCLES = 64
 """Graphs kept; the one that was used longest ago gives way to a new one."""
 
@@ -108,7 +112,7 @@ class CycleGraphs:
             return run(index)
         found = self._captured.pop(key, None)
         if found is None:
-            if not has_room(index.device):
+            if index.device.type == "cuda" and torch.cuda.mem_get_info(index.device)[0] < LEAST_FREE:
                 self.note = f"some cycles run without a CUDA graph, slower: {LEAST_FREE >> 20} MiB are not free"
                 return run(index)
             try:
