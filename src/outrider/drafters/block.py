@@ -93,7 +93,6 @@ class Block(TapFed):
         # As `_blocks`: row 0 stands at the last known token's position.
         rows = Rows((batch.positions - 1).clamp(min=0), batch.slots, batch.keys)
         blocks = self.head.blocks(crew.last, starts, rows)
-
         codes = self.head.no_codes(crew.size)
 
         def expand(level: DeviceLevel) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,9 @@ def unread(crew: Crew, outline: Outline) -> FlatBatch:
 
 def last_unread(crew: Crew, outline: Outline) -> Tensor:
     """(R,) int64: which row of `unread` is the last known token of each."""
-    return torch.arange(crew.size, device=crew.index.device) * outline.reach + crew.accepted
+    # One whose root had no law may still hold the news of a deeper cycle; nothing comes of it any more.
+    accepted = crew.accepted.clamp(max=outline.reach - 1)
+    return torch.arange(crew.size, device=crew.index.device) * outline.reach + accepted
 
 
 def newest(crew: Crew) -> FlatBatch:
