@@ -20,6 +20,7 @@ from triton.runtime.jit import JITFunction
 
 from outrider.kernels.base import KeyIndex
 from outrider.kernels.places import Relative, Standing
+from outrider.kernels.sprouts import Fits, Frontier, Ranked
 from outrider.kernels.tree import PageTable, Trees
 from outrider.kernels.triton import TritonKernels
 
@@ -144,6 +145,13 @@ def main() -> None:
     for depth, are_known in ((1, True), (1, False), (8, False)):
         rows = Relative(longs(2, 9), longs(1, 9).expand(2, -1), longs(2, 9), longs(2, 9, depth), longs(2), are_known)
         kernels.place(standing, rows, 128256)
+    fits = Fits((0.0,) * 3, (0.0,) * 3, 8.0)
+    for num, width, depth in ((1, 4, 0), (4, 4, 3), (8, 8, 7)):
+        above = Frontier(longs(2, num), floats(2, num), longs(2, num, depth), longs(2 * num), longs(2, num))
+        ranks = floats(2 * num, width + 1, dtype=torch.float64), longs(2 * num, width + 1)
+        for trust in (None, floats(2 * num)):
+            ranked = Ranked(floats(2 * num, 32000), *ranks, floats(2 * num, dtype=torch.float64), trust)
+            kernels.sprout(ranked, above, width, floats(2), fits, longs(32000))
     trees = Trees(longs(64), ints(64), ints(2), ints(1), 64, 8)
     walks = kernels.walk(longs(65), trees)
     for word_bytes in (2, 4):

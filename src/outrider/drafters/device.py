@@ -16,9 +16,11 @@ from outrider.drafters.base import Ask
 from outrider.drafters.weights import FOLLOWER, LEADER, WIDE
 from outrider.kernels.base import Kernels
 from outrider.kernels.places import NOTHING, Relative
+from outrider.kernels.sprouts import Fits, Frontier, Ranked
 from outrider.models.batch import BatchBuilder, FlatBatch
 from outrider.models.seats import Crew, DeviceTree, Outline
 
+FITS = Fits(LEADER, FOLLOWER, WIDE)
 MAX_ROWS = 512
 """Rows of one pass that reads what requests say before they sit down."""
 
@@ -128,8 +130,8 @@ class DeviceTrees:
         origins = torch.arange(crew.size, device=device)
         found: list[Tensor] = []
         while True:
-            columns, _ = self._ranked(crew, logits, 1, len(found))
-            found.append(_below(found[-1], self._tokens(columns)) if found else self._tokens(columns))
+            tokens = self._tokens(self._ranked(crew, logits, 1, len(found)).columns)
+            found.append(torch.where(found[-1] >= 0, tokens, NOTHING) if found else tokens)
             depth = len(found)
             if depth == outline.depth:
                 break
@@ -140,79 +142,33 @@ class DeviceTrees:
 
     def _tree(self, crew: Crew, outline: Outline, logits: Tensor, expand: Expand, trust: Tensor | None) -> DeviceTree:
         """All candidates of all levels, then the best of them."""
-        size, width = crew.size, outline.width
-        first = torch.arange(size, device=logits.device)[:, None]
-        whole = logits.new_ones(size, 1)
-        # Of the frontier: weights, names among all candidates, and places of their paths in the scratch slots.
-        weights, names, paths = whole, first * 0 - 1, first[:, :, None][:, :, :0]
+        frontier, names = Frontier.of_roots(crew.size, logits.device), None
         grown: list[tuple[Tensor, Tensor, Tensor]] = []  # tokens, weights, parents of each level's candidates: (R, C)
-        count, level = 0, None
+        count = 0
         for depth in range(1, outline.depth + 1):
-            tokens, chances = self._children(crew, logits, outline, depth)
-            if trust is not None:
-                chances = chances * trust[:, None]
-            above = weights.shape[1]
-            tokens = tokens.view(size, above, width)
-            tokens = (tokens if level is None else _below(level.tokens[:, :, None], tokens)).flatten(1)
-            found = (weights[:, :, None] * chances.view(size, above, width)).flatten(1)
-            grown.append((tokens, found, names[:, :, None].expand(-1, -1, width).flatten(1)))
+            ranked = self._ranked(crew, logits, outline.width + 1, depth - 1, trust)
+            found = self._kernels.sprout(ranked, frontier, outline.width, crew.heat, FITS, self._kept)
+            above = frontier.chosen if names is None else names
+            grown.append((found.tokens, found.weights, above[:, :, None].expand(-1, -1, outline.width).flatten(1)))
             if depth == outline.depth:
                 break
-            weights, best = found.sort(dim=1, descending=True, stable=True)
-            weights, best = weights[:, :width], best[:, :width]
-            rows = best // width
-            own = torch.arange(width, device=best.device).expand(size, -1) + (depth - 1) * width
-            paths = torch.cat([paths.gather(1, rows[:, :, None].expand(-1, -1, depth - 1)), own[:, :, None]], dim=2)
-            names = best + count
-            count += found.shape[1]
-            origins = (first * above + rows).flatten()
-            level = DeviceLevel(crew, outline, depth, tokens.gather(1, best), origins, paths)
+            frontier, names = found.best, found.best.chosen + count
+            count += found.tokens.shape[1]
+            level = DeviceLevel(crew, outline, depth, frontier.tokens, frontier.origins, frontier.paths)
             logits, trust = expand(level)
         return _best(grown, outline)
 
-    def _children(self, crew: Crew, logits: Tensor, outline: Outline, depth: int) -> tuple[Tensor, Tensor]:
-        """The likeliest draws of the target a row, and how likely each is: tokens (P, W), chances (P, W).
-
-        As `Candidates.best` without its tables of what became of earlier guesses.
-        """
-        width = outline.width
-        columns, scores = self._ranked(crew, logits, width + 1, depth - 1)
-        if columns.shape[1] <= width:  # a vocabulary of a few words
-            missing = width + 1 - columns.shape[1]
-            columns = torch.nn.functional.pad(columns, (0, missing), value=-1)
-            scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
-        heat, *_ = crew.keys(logits.shape[0] // crew.size, 0)
-        heat = heat[:, None]
-        scaled = logits[:, : self._vocab_size] / torch.where(heat > 0, heat, 1.0)
-        logs = (scaled.gather(1, columns.clamp(min=0)) - torch.logsumexp(scaled, dim=1, keepdim=True)).clamp(max=0.0)
-        leader = scores[:, :1]
-        gaps = (
-            torch.cat([leader - scores[:, 1:2], leader - scores[:, 1:]], dim=1).float().nan_to_num(WIDE).clamp(max=WIDE)
-        )
-        lead, follow = (
-            torch.sigmoid(constant + of_gap * gaps + of_log * logs) for constant, of_gap, of_log in (LEADER, FOLLOWER)
-        )
-        noisy = torch.cat([lead[:, :1], follow[:, 1:]], dim=1)
-        chances = torch.where(heat > 0, noisy, logs.exp()).nan_to_num(0.0)
-        chances = torch.where(columns >= 0, chances, 0.0)
-        return self._tokens(columns[:, :width]), chances[:, :width]
-
-    def _ranked(self, crew: Crew, logits: Tensor, count: int, depth: int) -> tuple[Tensor, Tensor]:
-        """The best columns (P, K) of each row by the score of the keyed draw, and the scores; `depth` levels down."""
+    def _ranked(self, crew: Crew, logits: Tensor, count: int, depth: int, trust: Tensor | None = None) -> Ranked:
+        """The best columns of each row by the score of the keyed draw, `depth` levels below the root."""
+        logits = logits[:, : self._vocab_size]
         keys = crew.keys(logits.shape[0] // crew.size, depth)
-        scores, columns, _ = self._kernels.rank(logits[:, : self._vocab_size], count, *keys, self._kept)
-        return columns, scores
+        return Ranked(logits, *self._kernels.rank(logits, count, *keys, self._kept), trust)
 
     def _tokens(self, columns: Tensor) -> Tensor:
         tokens = columns.clamp(min=0)
         if self._kept is not None:
             tokens = self._kept[tokens]
         return torch.where(columns >= 0, tokens, NOTHING)
-
-
-def _below(parents: Tensor, tokens: Tensor) -> Tensor:
-    """The tokens of children; nothing follows what is none."""
-    return torch.where(parents >= 0, tokens, NOTHING)
 
 
 def _best(grown: Sequence[tuple[Tensor, Tensor, Tensor]], outline: Outline) -> DeviceTree:

@@ -10,6 +10,7 @@ from torch import Tensor, dtype
 
 from outrider.kernels.graph_pool import GraphPool
 from outrider.kernels.places import Placed, Relative, Standing
+from outrider.kernels.sprouts import Fits, Frontier, Ranked, Sprouts
 from outrider.kernels.tree import PageTable, Trees, Walks
 
 
@@ -217,6 +218,15 @@ class Kernels(Protocol):
 
     def place(self, standing: Standing, rows: Relative, vocab_size: int) -> Placed:
         """Where rows that are told from each request's last known token stand in a pass, and where their keys are."""
+
+    def sprout(
+        self, ranked: Ranked, above: Frontier, width: int, heat: Tensor, fits: Fits, kept: Tensor | None = None
+    ) -> Sprouts:
+        """The `width` likeliest children of every node of a frontier, weighed, and each request's best, ties by place.
+
+        A child weighs its chance times its parent's weight: its own chance without noise, what `fits` say under it.
+        heat: (R,) float32, temperatures. kept: (V_d,) int64, the tokens of the columns (None: the columns themselves).
+        """
 
     def walk(self, draws: Tensor, trees: Trees) -> Walks:
         """The match rule for all requests at once: step down while a child carries the token drawn at its parent.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.places import PlainPlaceVerbs
+from outrider.kernels.sprouts import PlainSproutVerbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Walks:
     said: Tensor
 
 
-class PlainTreeVerbs(PlainPlaceVerbs):
+class PlainTreeVerbs(PlainPlaceVerbs, PlainSproutVerbs):
     """The twins in plain Python and PyTorch; see `Kernels`."""
 
     def walk(self, draws: Tensor, trees: Trees) -> Walks:

@@ -9,6 +9,7 @@ from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex, Linear
 from outrider.kernels.places import Placed, Relative, Standing
 from outrider.kernels.plain import GROUP, PlainKernels
+from outrider.kernels.sprouts import Fits, Frontier, Ranked, Sprouts
 from outrider.kernels.tree import PageTable, Trees, Walks
 from outrider.kernels.triton.attention import LEAST_TILE, attend, tiles_differ
 from outrider.kernels.triton.draw import draw
@@ -17,6 +18,7 @@ from outrider.kernels.triton.linear import ONE_TILE, Tile, TritonLinear, differi
 from outrider.kernels.triton.places import place
 from outrider.kernels.triton.rank import rank
 from outrider.kernels.triton.rows import gate_rows, norm_rows, rotate_rows
+from outrider.kernels.triton.sprouts import sprout
 from outrider.kernels.triton.tree import compact, walk
 
 COMPARED = (33, 65, 130, 600)
@@ -139,6 +141,12 @@ class TritonKernels(PlainKernels):
     def place(self, standing: Standing, rows: Relative, vocab_size: int) -> Placed:
         """See `Kernels.place`."""
         return place(standing, rows, vocab_size)
+
+    def sprout(
+        self, ranked: Ranked, above: Frontier, width: int, heat: Tensor, fits: Fits, kept: Tensor | None = None
+    ) -> Sprouts:
+        """See `Kernels.sprout`."""
+        return sprout(ranked, above, width, heat, fits, kept)
 
     def walk(self, draws: Tensor, trees: Trees) -> Walks:
         """See `Kernels.walk`."""
