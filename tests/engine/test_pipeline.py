@@ -122,6 +122,21 @@ def test_an_abort_in_the_air_frees_slots_with_the_last_cycle_and_touches_nobody(
     assert kept.output == plain_text(list(kept.prompt), params, [])
 
 
+@pytest.mark.parametrize("by_abort", [False, True])
+def test_nothing_is_left_in_the_air_when_the_last_request_is_over(by_abort: bool) -> None:
+    engine = toy.make_engine("small_model", depth=3, in_flight=3, blocks=200)
+    requests = [toy.make_request(i, prompt, SamplingParams(max_tokens=30)) for i, prompt in enumerate(prompts(2, 4))]
+    in_the_air(engine, requests)
+    while not all(request.is_finished for request in requests):
+        if by_abort:
+            engine.abort(engine.scheduler.running[0])
+        else:
+            engine.step()
+    assert engine.scheduler.is_idle
+    assert engine.ledger.pool.num_held == 0
+    assert not engine.pipeline._air
+
+
 def test_a_request_that_comes_lands_the_others_and_all_fly_again() -> None:
     engine = toy.make_engine("eagle3", depth=3, in_flight=2, blocks=200)
     cycles = flown(engine)

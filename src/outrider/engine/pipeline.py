@@ -119,10 +119,13 @@ class Pipeline:
         """Whether a cycle in the air may write to the request's slots."""
         return any(request in flight.requests for flight in self._air)
 
-    def vacate(self, request: Request) -> None:
-        """A request is over: its seat is free, and its slots return, once nothing of it is in the air."""
-        if request in self._taken and not self.carries(request):
-            self._leave(request)
+    def vacate(self) -> None:
+        """Give the seats of requests that are over back, and their slots, once nothing of them is in the air."""
+        if not self._engine.scheduler.running:
+            self._air.clear()  # nobody waits for it, and what is launched from now on comes behind it
+        for request in [request for request in self._taken if request.is_finished]:
+            if not self.carries(request):
+                self._leave(request)
 
     def fly(self) -> bool:
         """Launch what may be launched; False where nothing is in the air, and the next pass is one in lockstep."""
@@ -147,9 +150,7 @@ class Pipeline:
         engine.control.learn(record)
         for request in over:
             engine._forget(request)
-        for request in flight.requests:
-            if request.is_finished:
-                self.vacate(request)
+        self.vacate()
         return [emission for emission in emissions if emission.tokens], record
 
     def _launch(self) -> bool:
@@ -203,7 +204,7 @@ class Pipeline:
         if rows < 0 or deepest > self._seats.levels or (drafter and drafter.needs.taps and not deepest):
             return None
         if not deepest:
-            return Outline(reach=1 + self._depth)
+            return Outline()
         if control.adaptive:
             deepest = max(depth for depth in DEPTHS if depth <= deepest)
         width = max(budget.width for budget in budgets.values())

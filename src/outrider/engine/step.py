@@ -307,7 +307,7 @@ class Engine:
         is_aloft = self.pipeline is not None and self.pipeline.carries(request)
         self.scheduler.finish(request, reason, is_aloft)
         if self.pipeline is not None:
-            self.pipeline.vacate(request)
+            self.pipeline.vacate()
 
     def _forget(self, request: Request) -> None:
         self.control.forget(request)
