@@ -233,21 +233,23 @@ def test_where_memory_is_short_requests_land_and_are_preempted(
     assert toy.run(engine, requests) == [plain_text(list(r.prompt), params, [4]) for r in requests]
 
 
-def test_a_drafter_that_fails_on_the_device_is_left_out(caplog) -> None:
-    engine = toy.make_engine("small_model", depth=3, in_flight=2, blocks=200)
+@pytest.mark.parametrize("verb", ["board", "draft", "follow", "leave"])
+def test_a_drafter_that_fails_on_the_device_is_left_out(caplog, verb: str) -> None:
+    engine = toy.make_engine("eagle3", depth=3, in_flight=2, blocks=200)
     engine.strict = False
     params = SamplingParams(max_tokens=30)
-    request = toy.make_request(0, [1, 2, 3], params)
-    in_the_air(engine, [request])
+    first, second = (toy.make_request(i, prompt, params) for i, prompt in enumerate(prompts(2, seed=4)))
+    in_the_air(engine, [first])
 
-    def broken(crew, outline):
+    def broken(*_):
         raise ValueError("no")
 
-    engine.drafter.draft = broken
+    setattr(engine.drafter, verb, broken)
+    engine.add(second)  # lands the first one: it leaves its seat, and both board again
     with caplog.at_level(logging.WARNING, "outrider"):
         toy.run(engine, [])
     assert "texts go on without its guesses" in str(engine.fault)
-    assert request.output == plain_text([1, 2, 3], params, [])
+    assert [r.output for r in (first, second)] == [plain_text(list(r.prompt), params, []) for r in (first, second)]
 
 
 def test_nodes_that_are_none_are_never_taken() -> None:

@@ -117,6 +117,9 @@ class CycleGraphs:
                 return run(index)
             try:
                 found = self._capture(nobody, run)
+            except torch.OutOfMemoryError:  # others took what was free
+                self.note = "some cycles run without a CUDA graph, slower: the device has no memory left for one"
+                return run(index)
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 self.note, self._gave_up = f"cycles run without a CUDA graph, slower: {reason[0]}", True

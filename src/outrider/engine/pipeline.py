@@ -157,9 +157,13 @@ class Pipeline:
         """Send the next cycle; False where none may go."""
         engine = self._engine
         requests = self._crew()
+        if not requests:
+            return False
         budgets = engine.control.outlined(requests) if engine.drafter else {}
-        outline = self._outline(requests, budgets) if requests else None
+        outline = self._outline(requests, budgets)
         if outline is None or not self._hold(requests, outline) or not self._board(requests, budgets, outline):
+            return False
+        if outline.depth and not engine.drafter:  # it failed just now
             return False
         started, told = time.perf_counter(), None
         with guarded(engine):
