@@ -140,6 +140,7 @@ class ToyTarget:
     name: str = "toy"
     original: None = None
     hidden_size: int = HIDDEN
+    fixed_width: int | None = None
     config: ToyConfig = field(default_factory=ToyConfig)
     tokenizer: ToyTokenizer = field(default_factory=ToyTokenizer)
     num_rows: int = 0

@@ -62,6 +62,7 @@ ENGINE = {
     "--no-prefix-cache": ("prefix_cache", False),
     "--kernels plain": ("kernels", "plain"),
     "--pass-width 8": ("pass_width", 8),
+    "--in-flight 3": ("in_flight", 3),
     "--no-self-test": ("self_test", False),
     "--widen 8b": ("widen", "8b"),
 }

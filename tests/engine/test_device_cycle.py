@@ -57,6 +57,17 @@ def test_graphs_of_filled_crews_change_nothing(drafter: str, width: int) -> None
     assert len(graphs.crews) == len(set(graphs._captured)), "a shape was captured twice"
 
 
+def test_a_target_of_one_width_flies_where_one_pass_holds_a_cycle() -> None:
+    """A wider batch is split on the host, which a graph cannot be taken of: it runs in lockstep."""
+    for nodes, flies in ((3, True), (4, False)):
+        engine = toy.make_engine("small_model", depth=nodes, in_flight=2, target=toy.ToyTarget(fixed_width=4))
+        engine.pipeline._cycle._graphs = graphs = Replayed()
+        params = SamplingParams(max_tokens=20)
+        request = toy.make_request(0, [1, 2, 3], params)
+        assert toy.run(engine, [request]) == [plain_text([1, 2, 3], params, [])]
+        assert bool(graphs.crews) is flies
+
+
 def test_where_a_capture_fails_cycles_run_as_they_are() -> None:
     class Failing(CycleGraphs):
         def _capture(self, nobody, run):

@@ -10,8 +10,7 @@ from outrider.tree import NO_GUESS
 
 if TYPE_CHECKING:
     from outrider.engine.ends import Emission
-    from outrider.engine.flight import Flight
-    from outrider.engine.pipeline import Aloft
+    from outrider.engine.flight import Aloft, Flight
 
 
 def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float, seconds_total: float) -> Record:

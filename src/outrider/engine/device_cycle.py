@@ -47,6 +47,11 @@ class DeviceCycle:
         """What a user should know of the graphs."""
         return self._graphs.note if self._graphs else None
 
+    def fits(self, num_requests: int, outline: Outline) -> bool:
+        """Whether the target takes them without waiting: one that runs at a fixed width takes one pass of it."""
+        width = self._target.fixed_width
+        return self._graphs is None or width is None or _filled(num_requests) * (outline.nodes + 1) <= width
+
     @torch.inference_mode()
     def run(self, seats: list[int], outline: Outline, blocks: int, drafter: Drafter | None) -> Tensor:
         """Run a cycle of the requests on `seats`, whose tables have at most `blocks` columns in use.
@@ -58,7 +63,7 @@ class DeviceCycle:
         """
         if self._graphs is None:
             return self._run(self._seats.index(seats), outline, max(1, blocks), drafter)
-        size = next((size for size in CREWS if size >= len(seats)), len(seats))
+        size = _filled(len(seats))
         columns = LEAST_BLOCKS
         while columns < blocks:
             columns *= 2
@@ -86,6 +91,11 @@ class DeviceCycle:
         levels = torch.where(guessed, rows.depths[:, 1:], 0).amax(1) if outline.nodes else torch.zeros_like(index)
         told = [walks.counts.to(torch.int64), guessed.sum(1), levels]
         return torch.cat([walks.said, torch.stack(told, dim=1)], dim=1)
+
+
+def _filled(num_requests: int) -> int:
+    """The size of the crew that so many requests are filled up to."""
+    return next((size for size in CREWS if size >= num_requests), num_requests)
 
 
 @dataclass(slots=True)

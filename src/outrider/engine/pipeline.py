@@ -15,14 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from outrider.control.depth import DEEPEST
 from outrider.drafters.base import Ask
 from outrider.engine import account
 from outrider.engine.device_cycle import DeviceCycle
 from outrider.engine.ends import Emission, deliver
+from outrider.engine.flight import Aloft, Told
 from outrider.engine.guard import guarded
 from outrider.engine.scheduler import key_of
 from outrider.models.seats import MUTE, Outline, Seats
@@ -35,37 +33,6 @@ if TYPE_CHECKING:
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Of trees where control may choose any: every one has graphs of its own."""
-
-
-class Told:
-    """What a cycle says, on its way to the host."""
-
-    def __init__(self, results: Tensor) -> None:
-        is_far = results.device.type == "cuda"
-        self._results = torch.empty(results.shape, dtype=results.dtype, pin_memory=is_far)
-        self._results.copy_(results, non_blocking=is_far)  # the next cycle writes over them
-        self._event = None
-        if is_far:
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(results.device))
-
-    def read(self) -> list[list[int]]:
-        """Wait for it."""
-        if self._event is not None:
-            self._event.synchronize()
-        told: list[list[int]] = self._results.tolist()
-        return told
-
-
-@dataclass(frozen=True, slots=True)
-class Aloft:
-    """A cycle between its launch and its collection."""
-
-    requests: tuple[Request, ...]
-    outline: Outline
-    budgets: Mapping[int, Budget]
-    told: Told
-    started: float
 
 
 @dataclass(slots=True)
@@ -161,7 +128,9 @@ class Pipeline:
             return False
         budgets = engine.control.outlined(requests) if engine.drafter else {}
         outline = self._outline(requests, budgets)
-        if outline is None or not self._hold(requests, outline) or not self._board(requests, budgets, outline):
+        if outline is None or not self._cycle.fits(len(requests), outline) or not self._hold(requests, outline):
+            return False
+        if not self._board(requests, budgets, outline):
             return False
         if outline.depth and not engine.drafter:  # it failed just now
             return False
