@@ -10,6 +10,7 @@ import torch
 
 from outrider import LLM
 from outrider.engine.device_cycle import CycleGraphs, _Captured
+from outrider.kernels.graph_pool import GraphPool
 from outrider.request import SamplingParams
 from tests import artefacts, toy
 from tests.engine.test_pipeline import ON_DEVICE, flown, tallies
@@ -23,12 +24,11 @@ class Replayed(CycleGraphs):
     """Captures by keeping the call, so that what reaches a graph is seen on a machine without a GPU."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(GraphPool())
         self.crews: list[int] = []
 
-    def _capture(self, nobody, run):
-        self.crews.append(nobody.shape[0])
-        index = nobody.clone()
+    def _capture(self, index, run):
+        self.crews.append(index.shape[0])
         for _ in range(2):
             results = run(index).clone()
 
@@ -70,11 +70,11 @@ def test_a_target_of_one_width_flies_where_one_pass_holds_a_cycle() -> None:
 
 def test_where_a_capture_fails_cycles_run_as_they_are() -> None:
     class Failing(CycleGraphs):
-        def _capture(self, nobody, run):
+        def _capture(self, index, run):
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     engine = toy.make_engine("small_model", depth=3, in_flight=2, blocks=300)
-    engine.pipeline._cycle._graphs = Failing()
+    engine.pipeline._cycle._graphs = Failing(GraphPool())
     params = SamplingParams(max_tokens=20)
     request = toy.make_request(0, [1, 2, 3], params)
     assert toy.run(engine, [request]) == [plain_text([1, 2, 3], params, [])]
@@ -83,13 +83,22 @@ def test_where_a_capture_fails_cycles_run_as_they_are() -> None:
 
 
 def test_the_graph_that_was_used_longest_ago_gives_way(monkeypatch) -> None:
-    monkeypatch.setattr("outrider.engine.device_cycle.MOST_CYCLES", 2)
     graphs = Replayed()
+    monkeypatch.setattr(graphs.pool, "has_room", lambda nbytes: len(graphs._captured) < 2)
     index = torch.tensor([3])
     for key in ("a", "b", "a", "c", "a", "b"):
         assert graphs(key, index, torch.tensor([9]), lambda crew: crew * 2).tolist() == [6]
     assert list(graphs._captured) == ["a", "b"]
     assert len(graphs.crews) == 4
+
+
+def test_where_no_memory_is_planned_for_it_a_cycle_runs_as_it_is() -> None:
+    graphs = Replayed()
+    graphs.pool.limit = 1
+    for _ in range(2):
+        assert graphs("a", torch.tensor([3]), torch.tensor([9]), lambda crew: crew * 2).tolist() == [6]
+    assert not graphs.crews
+    assert "MiB are planned for all" in graphs.note
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Drafter
+from outrider.kernels.graph_pool import GraphPool
 from outrider.kernels.tree import PageTable
-from outrider.models.graph import as_they_are
+from outrider.models.graph import OWN_BYTES, as_they_are
 from outrider.models.seats import Outline, Seats, tree_rows
 from outrider.models.target import Target
 
@@ -21,12 +23,6 @@ CREWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Requests of the cycles that are captured; empty seats fill a crew up to the next size."""
 LEAST_BLOCKS = 64
 """Columns of the smallest tables that a cycle is captured with; longer ones double."""
-LEAST_FREE = 512 << 20
-"""Bytes of the device that must be free for another graph to be taken."""
-WARM_UPS = 2
-"""Cycles before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
-MOST_CYCLES = 64
-"""Graphs kept; the one that was used longest ago gives way to a new one."""
 
 
 class DeviceCycle:
@@ -40,7 +36,7 @@ class DeviceCycle:
         self._pages = pages
         self._seats = seats
         self._table = PageTable.of([*pages.keys, *pages.values])
-        self._graphs = CycleGraphs() if target.device.type == "cuda" else None
+        self._graphs = CycleGraphs(target.kernels.graph_pool) if target.device.type == "cuda" else None
 
     @property
     def note(self) -> str | None:
@@ -98,7 +94,7 @@ def _filled(num_requests: int) -> int:
     return next((size for size in CREWS if size >= num_requests), num_requests)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Captured:
     """A graph with the tensor of seats that it reads and the one that it writes."""
 
@@ -108,54 +104,62 @@ class _Captured:
 
 
 class CycleGraphs:
-    """Runs cycles by replaying them; where a capture fails they run as they are from then on, and `note` tells why."""
+    """Runs cycles by replaying them, within the memory planned for graphs: those that were used longest ago give way.
+    Where a capture fails, cycles run as they are from then on, and `note` tells why.
 
-    def __init__(self) -> None:
+    Args:
+        pool: shared with the graphs of passes.
+    """
+
+    def __init__(self, pool: GraphPool) -> None:
+        self.pool = pool
         self.note: str | None = None
         self._gave_up = False
-        self._pool: Any = None
         self._captured: dict[Any, _Captured] = {}
+        self._refused: set[Any] = set()
 
     def __call__(self, key: Any, index: Tensor, nobody: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
         """What `run(index)` gives. nobody: seats of the same number that are empty, whose cycles move nothing."""
-        if self._gave_up:
+        if self._gave_up or not self.pool.limit:
             return run(index)
         found = self._captured.pop(key, None)
-        if found is None:
-            if index.device.type == "cuda" and torch.cuda.mem_get_info(index.device)[0] < LEAST_FREE:
-                self.note = f"some cycles run without a CUDA graph, slower: {LEAST_FREE >> 20} MiB are not free"
-                return run(index)
+        if found is None and key not in self._refused:
             try:
-                found = self._capture(nobody, run)
-            except torch.OutOfMemoryError:  # others took what was free
+                with as_they_are():
+                    found = self._take(nobody.clone(), run)
+            except torch.OutOfMemoryError:  # others took what was planned
                 self.note = "some cycles run without a CUDA graph, slower: the device has no memory left for one"
-                return run(index)
             except RuntimeError as error:  # whatever CUDA or a module's own operations refuse while a graph is taken
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 self.note, self._gave_up = f"cycles run without a CUDA graph, slower: {reason[0]}", True
                 logging.getLogger("outrider").warning("%s", self.note)
                 self._captured.clear()
-                return run(index)
-            if len(self._captured) == MOST_CYCLES:
-                del self._captured[next(iter(self._captured))]
-        self._captured[key] = found
+        if found is None:
+            self._refused.add(key)
+            return run(index)
+        self._captured[key] = found  # behind those that were used before it
         found.index.copy_(index)
         found.graph.replay()
         return found.results
 
-    def _capture(self, nobody: Tensor, run: Callable[[Tensor], Tensor]) -> _Captured:
-        """Warm-ups and capture run over empty seats, so that no request is moved by them."""
-        with torch.cuda.device(nobody.device), as_they_are():
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            index = nobody.clone()
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
-                    run(index)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                results = run(index)
+    def _take(self, index: Tensor, run: Callable[[Tensor], Tensor]) -> _Captured | None:
+        """A graph of this cycle, tried and captured over empty seats; None where the pool has no room for it."""
+        pool, device = self.pool, index.device
+        nbytes = pool.warm_up(device, partial(run, index)) + OWN_BYTES
+        while nbytes <= pool.limit and not pool.has_room(nbytes) and self._captured:
+            with pool.counted(device):
+                del self._captured[next(iter(self._captured))]
+        if not pool.has_room(nbytes):
+            self.note = (
+                f"some cycles run without a CUDA graph, slower: one of {index.shape[0]} requests may take "
+                f"{nbytes / 2**20:.0f} MiB and {pool.limit / 2**20:.0f} MiB are planned for all"
+            )
+            return None
+        with pool.counted(device):
+            found = self._capture(index, run)
+        pool.keep(found)
+        return found
+
+    def _capture(self, index: Tensor, run: Callable[[Tensor], Tensor]) -> _Captured:
+        graph, results = self.pool.capture(index.device, partial(run, index))
         return _Captured(graph, index, results)
