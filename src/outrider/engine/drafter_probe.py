@@ -41,7 +41,7 @@ def probe_drafter(engine: Engine, doubts: Sequence[str] | None = None) -> Drafte
     request = Request(PROBE_ID, prompt, SamplingParams(), seed=0, limit=min(NUM_TOKENS, room))
     engine.add(request)
     with engine.always_guessing(DEPTH, width=1):  # more siblings would be right more often by chance
-        while not engine.scheduler.is_idle:
+        while not request.is_finished:
             engine.step()
     tally = request.tally
     if request.error is not None:
