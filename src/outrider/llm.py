@@ -9,33 +9,21 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from numbers import Integral
 from typing import Any
 
 from outrider.config import EngineConfig
 from outrider.engine.ends import Emission
+from outrider.engine.prompts import Prompt, Prompts, is_iterable
 from outrider.engine.resolve import Resolved, assemble
 from outrider.engine.step import Engine
 from outrider.engine.text import TextStream
 from outrider.errors import RequestError
+from outrider.record import Record
 from outrider.request import Request, SamplingParams
 from outrider.result import Delta, Result
 
-Message = Mapping[str, str]
-Prompt = str | Sequence[int] | Sequence[Message]
-"""A text, token ids, or the messages of a conversation (`role`, `content`)."""
 Ask = tuple[Any, Prompt, SamplingParams]
 """A request to come: a tag that its results carry, its prompt and its params."""
-
-
-def _is_iterable(value: Any) -> bool:
-    """Whether it holds several things: a text, bytes and one message do not."""
-    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-
-
-def _items(value: Any) -> list[Any]:
-    """Its items; an array's or a tensor's as Python's own numbers."""
-    return list(value.tolist() if hasattr(value, "tolist") else value)
 
 
 def _checked(params: Any) -> SamplingParams:
@@ -71,6 +59,7 @@ class LLM:
         self.resolved: Resolved
         self.engine, self.resolved = assemble(self.config)
         self.tokenizer = self.engine.target.tokenizer
+        self.prompts = Prompts(self.tokenizer, self.engine.target.vocab_size)
         self._ids = itertools.count()
         self._inboxes: dict[int, deque[Emission]] = {}  # of streams that are being read
         self._dropped: deque[Request] = deque()  # to be aborted as soon as no step is under way
@@ -91,14 +80,14 @@ class LLM:
         Raises:
             RequestError: where a prompt or its params cannot be honoured exactly; nothing was generated then.
         """
-        many = self._many(prompts)
-        each = list(params) if _is_iterable(params) else [params] * len(many)  # type: ignore[arg-type]
+        many = self.prompts.many(prompts)
+        each = list(params) if is_iterable(params) else [params] * len(many)  # type: ignore[arg-type]
         if len(each) != len(many):
             raise RequestError(f"{len(each)} params for {len(many)} prompts: give one for all, or one each")
         requests = [
             request
             for prompt, param in zip(many, each, strict=True)
-            for request in self._requests(self.encode(prompt, raw), _checked(param))
+            for request in self.requests(self.encode(prompt, raw), _checked(param))
         ]
         streams = [self._stream_of(request) if request.params.stop else None for request in requests]
         try:
@@ -106,10 +95,10 @@ class LLM:
                 for request, stream in zip(requests, streams, strict=True):
                     self.engine.add(request, stream)
             while any(not request.is_finished for request in requests):
-                self._step(requests)
+                self.advance(requests)
         finally:
             self._drop(requests)
-        return [self._result(request, stream) for request, stream in zip(requests, streams, strict=True)]
+        return [self.result(request, stream) for request, stream in zip(requests, streams, strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, raw: bool = False) -> Iterator[Delta]:
         """One prompt's text as it comes, a delta a cycle; closing the iterator early frees its slots.
@@ -120,23 +109,19 @@ class LLM:
         params = _checked(params)
         if params.n != 1:
             raise RequestError(f"n={params.n} cannot be streamed: stream one sample, or use generate")
-        (request,) = self._requests(self.encode(prompt, raw), params)
-        stream = self._stream_of(request)
+        (request,) = self.requests(self.encode(prompt, raw), params)
         inbox: deque[Emission] = deque()
-        with self._lock:
-            self.engine.add(request, stream)
-            self._inboxes[request.id] = inbox
+        stream = self.begin(request, inbox)
         try:
             while inbox or not request.is_finished:
                 if not inbox:
-                    self._step([request])
+                    self.advance([request])
                     continue
                 emission = inbox.popleft()
-                result = self._result(request, stream) if request.is_finished and not inbox else None
+                result = self.result(request, stream) if request.is_finished and not inbox else None
                 yield Delta(emission.text, emission.tokens, emission.num_accepted, result)
         finally:
-            del self._inboxes[request.id]
-            self._drop([request])
+            self.end(request)
 
     def generate_from(
         self, source: Callable[[], Ask | None], raw: bool = False
@@ -159,17 +144,17 @@ class LLM:
             while True:
                 while len(running) < self.config.max_requests and (ask := source()) is not None:
                     tag, prompt, params = ask
-                    for request in self._requests(self.encode(prompt, raw), _checked(params)):
+                    for request in self.requests(self.encode(prompt, raw), _checked(params)):
                         stream = self._stream_of(request) if request.params.stop else None
                         with self._lock:
                             self.engine.add(request, stream)
                         running[request.id] = (tag, request, stream)
                 if not running:
                     return
-                self._step([request for _, request, _ in running.values()])
+                self.advance([request for _, request, _ in running.values()])
                 for number in [number for number, (_, request, _) in running.items() if request.is_finished]:
                     tag, request, stream = running.pop(number)
-                    yield tag, self._result(request, stream)
+                    yield tag, self.result(request, stream)
         finally:
             self._drop([request for _, request, _ in running.values()])
 
@@ -177,36 +162,13 @@ class LLM:
         """For tests of exactness: within this block every decode pass guesses, whether that pays or not."""
         return self.engine.always_guessing(depth)
 
-    def encode(self, prompt: Prompt, raw: bool = False) -> tuple[int, ...]:
-        """Token ids of a prompt; a text or messages go through the chat template where there is one.
+    def encode(self, prompt: Prompt, raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """Token ids of a prompt, as `Prompts.encode`.
 
         Raises:
             RequestError: for an empty prompt, ids outside the vocabulary, or messages without a template.
         """
-        if isinstance(prompt, str):
-            templated = bool(self.tokenizer.chat_template) and not raw
-            ids = self._apply([{"role": "user", "content": prompt}]) if templated else self._tokenize(prompt)
-        elif not _is_iterable(prompt):
-            raise RequestError(f"{prompt!r} is no prompt: give a text, token ids, or a list of messages")
-        elif (items := _items(prompt)) and all(isinstance(message, Mapping) for message in items):
-            if not self.tokenizer.chat_template:
-                raise RequestError("this model has no chat template: give the prompt as one text")
-            ids = self._apply([dict(message) for message in items])
-        else:
-            ids = items
-        vocab_size = self.engine.target.vocab_size
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
-                raise RequestError(f"prompt token {token!r} is no id of this model: ids lie in 0 .. {vocab_size - 1}")
-        if not ids:
-            raise RequestError("the prompt is empty: give at least one token")
-        bos = self.tokenizer.bos_token_id
-        if bos is not None and list(ids[:2]) == [bos, bos]:
-            raise RequestError(
-                f"the prompt begins with two BOS tokens (id {bos}), which no model was trained on: "
-                "leave the BOS out of the text, or out of the chat template"
-            )
-        return tuple(map(int, ids))
+        return self.prompts.encode(prompt, raw, tools)
 
     def describe(self) -> dict[str, Any]:
         """What was found at start and decided from it, as plain data."""
@@ -216,12 +178,31 @@ class LLM:
         """Give up what still runs; memory returns with the object."""
         self._drop((*self.engine.scheduler.running, *self.engine.scheduler.waiting))
 
-    def _step(self, wanted: Sequence[Request]) -> None:
-        """One cycle, unless another thread's has ended the wanted requests, or brought a stream something, by now."""
+    def begin(self, request: Request, inbox: deque[Emission]) -> TextStream:
+        """Queue a request of `requests`; whoever steps puts what it brings into `inbox`, until `end`.
+
+        Raises:
+            RequestError: where a sampling field cannot be honoured exactly.
+        """
+        stream = self._stream_of(request)
+        with self._lock:
+            self.engine.add(request, stream)
+            self._inboxes[request.id] = inbox
+        return stream
+
+    def end(self, request: Request) -> None:
+        """Nobody reads this request any more: if it still runs, its slots return before the next step."""
+        self._inboxes.pop(request.id, None)
+        self._drop([request])
+
+    def advance(self, wanted: Sequence[Request]) -> Record | None:
+        """One cycle and its record; None where another thread's has ended the wanted requests, or filled their inboxes,
+        by now.
+        """
         with self._lock:
             if all(request.is_finished or self._inboxes.get(request.id) for request in wanted):
-                return
-            emissions, _ = self.engine.step()
+                return None
+            emissions, record = self.engine.step()
             fault = self.engine.fault
             if fault is not None and str(fault) not in self.resolved.notes:
                 self.resolved = replace(self.resolved, notes=(*self.resolved.notes, str(fault)))
@@ -230,6 +211,7 @@ class LLM:
                 if inbox is not None:
                     inbox.append(emission)
         self._drop(())
+        return record
 
     def _drop(self, requests: Iterable[Request]) -> None:
         """Abort what still runs; in the middle of a step, which may collect a forgotten stream, just after it."""
@@ -241,37 +223,19 @@ class LLM:
             finally:
                 self._lock.release()
 
-    def _apply(self, messages: list[dict[str, str]]) -> list[int]:
-        try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program of the model's authors and may raise anything
-            raise RequestError(f"the chat template refused these messages ({error}): check roles and order") from error
-        return self._tokenize(text, add_special_tokens=False)
+    def requests(self, prompt: tuple[int, ...], params: SamplingParams) -> list[Request]:
+        """One request a sample, not yet queued.
 
-    def _tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"character {error.start} of a text is half a surrogate pair, which no tokenizer takes: repair the text"
-            ) from error
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return ids
-
-    def _many(self, prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-        if not _is_iterable(prompts):  # one text, or what `encode` refuses
-            return [prompts]  # type: ignore[list-item]
-        items = _items(prompts)
-        return [items] if items and isinstance(items[0], (Integral, Mapping)) else items
-
-    def _requests(self, prompt: tuple[int, ...], params: SamplingParams) -> list[Request]:
+        Raises:
+            RequestError: the context cannot hold the prompt.
+        """
         target = self.engine.target
         room = self.resolved.max_context - len(prompt)
         if room < 1:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens and the context holds {self.resolved.max_context}: shorten it"
             )
-        params = replace(params, bad_words=self._encode_bad_words(params.bad_words))
+        params = replace(params, bad_words=self.prompts.bad_words(params.bad_words))
         seed = secrets.randbits(63) if params.seed is None else params.seed
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else target.eos_ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -280,31 +244,17 @@ class LLM:
             for sample in range(params.n)
         ]
 
-    def _encode_bad_words(self, bad_words: Sequence[str | tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        """Texts become the token sequences that say them, at the start of a word and within one."""
-        sequences: list[tuple[int, ...]] = []
-        for words in bad_words:
-            if isinstance(words, str):
-                forms = [words, " " + words]
-                sequences += [tuple(self._tokenize(form, add_special_tokens=False)) for form in forms]
-            else:
-                sequences.append(tuple(words))
-        return tuple(dict.fromkeys(sequences))
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
-
     def _stream_of(self, request: Request) -> TextStream:
-        return TextStream(self._decode, request.params.stop, request.params.min_tokens)
+        return TextStream(self.prompts.decode, request.params.stop, request.params.min_tokens)
 
-    def _result(self, request: Request, stream: TextStream | None) -> Result:
+    def result(self, request: Request, stream: TextStream | None) -> Result:
+        """What a finished request brought; `stream` where its text was wanted as it came."""
         params, resolved = request.params, self.resolved
         assert request.finish_reason is not None
         ended = bool(request.output) and request.output[-1] in request.end_ids
         said = request.output[:-1] if ended else request.output
         return Result(
-            text=stream.text if stream is not None else self._decode(said),
+            text=stream.text if stream is not None else self.prompts.decode(said),
             token_ids=tuple(request.output),
             finish_reason=str(request.finish_reason),
             seed=request.seed,

@@ -173,8 +173,8 @@ def test_a_bursting_stop_string_ends_ids_text_and_logprobs_together(open_llm: Op
     (cut,) = llm.generate(PROMPTS[0], replace(free, stop=(stop, "never there")))
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.token_ids == whole.token_ids[: cut.completion_tokens]
-    assert stop in llm._decode(cut.token_ids)
-    assert stop not in llm._decode(cut.token_ids[:-1])
+    assert stop in llm.prompts.decode(cut.token_ids)
+    assert stop not in llm.prompts.decode(cut.token_ids[:-1])
     assert len(cut.logprobs or ()) == cut.completion_tokens
     assert cut.finish_reason == "stop"
 
@@ -195,7 +195,7 @@ def test_a_stop_token_is_in_the_ids_and_not_in_the_text(open_llm: Open) -> None:
     params = SamplingParams(max_tokens=20, stop_token_ids=(stop,))
     (cut,) = llm.generate(PROMPTS[0], params)
     assert cut.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
-    assert cut.text == llm._decode(cut.token_ids[:-1])
+    assert cut.text == llm.prompts.decode(cut.token_ids[:-1])
     assert "".join(delta.text for delta in llm.stream(PROMPTS[0], params)) == cut.text
 
 
