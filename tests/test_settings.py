@@ -55,6 +55,8 @@ def test_a_path_is_a_model():
         ("logprobs_mode", ["cooked", None, 5]),
         ("ignore_eos", ["no", None]),
         ("speculation", [0]),
+        ("width", [0, 1.5]),
+        ("trace", [1, None]),
         ("automaton", ["a*b"]),
     ],
 )

@@ -57,6 +57,33 @@ class Record:
     overlaps: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class NodeTrace:
+    """One guess of a cycle.
+
+    Attributes:
+        parent: index of the node before it, -1 for the first level.
+        p: its chance under the law that the target draws from there, None where that law was never needed or there is
+            none. q: its chance under the law that the drafter drew it from, None where it named none (a point mass).
+        verdict: "accepted"; "rejected" (the target stood before it and went another way); "unreached".
+    """
+
+    token: int
+    parent: int
+    p: float | None
+    q: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class CycleTrace:
+    """What one pass guessed for a request, and what the target drew last itself: `drawn`, of chance `p`."""
+
+    nodes: tuple[NodeTrace, ...]
+    drawn: int
+    p: float | None
+
+
 @dataclass(slots=True)
 class Tally:
     """Pooled counters of one request or of many; rates are quotients of sums, never means of means.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from outrider.errors import RequestError
-from outrider.record import Tally
+from outrider.record import CycleTrace, Tally
 from outrider.registry import unknown
 
 
@@ -26,7 +26,7 @@ class Automaton(Protocol):
         """The state after `token`; only called with allowed tokens or tokens of a guess (then None: dead)."""
 
     def allowed(self, state: Any) -> Sequence[int] | None:
-        """Allowed token ids in `state`, or None for all of them; never empty."""
+        """Allowed token ids in `state`, an array of integers too, or None for all of them; never empty."""
 
 
 class LogprobsMode(enum.StrEnum):
@@ -73,7 +73,8 @@ class SamplingParams:
         logprobs: number of top alternatives reported a completion token (None: no logprobs at all).
         logprobs_mode: of the model's own law, or of the warped law that was drawn from.
         prompt_logprobs: the same for the prompt's tokens.
-        speculation: False draws this request plainly. depth: at most this many levels for this request.
+        speculation: False draws this request plainly. depth, width: at most this many levels, and children of one node,
+            for this request; no text depends on them. trace: keep what each cycle guessed, and what became of it.
         automaton: a grammar over tokens.
     """
 
@@ -98,6 +99,8 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     speculation: bool = True
     depth: int | None = None
+    width: int | None = None
+    trace: bool = False
     automaton: Automaton | None = None
 
     def __post_init__(self) -> None:
@@ -110,10 +113,10 @@ class SamplingParams:
         for name in ("top_k", "min_tokens", "n"):
             if not _is_whole(getattr(self, name)):
                 refuse(name, "give a whole number")
-        for name in ("max_tokens", "logprobs", "prompt_logprobs", "seed", "depth"):
+        for name in ("max_tokens", "logprobs", "prompt_logprobs", "seed", "depth", "width"):
             if getattr(self, name) is not None and not _is_whole(getattr(self, name)):
                 refuse(name, "give a whole number or leave it out")
-        for name in ("ignore_eos", "speculation"):
+        for name in ("ignore_eos", "speculation", "trace"):
             if not isinstance(getattr(self, name), bool):
                 refuse(name, "give True or False")
         if self.logprobs_mode not in tuple(LogprobsMode):
@@ -144,6 +147,8 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs", "depth"):
             if getattr(self, name) is not None and getattr(self, name) < 0:
                 refuse(name, "it is at least 0")
+        if self.width is not None and self.width < 1:
+            refuse("width", "it is at least 1")
         if not isinstance(self.stop, (tuple, list)) or not all(isinstance(s, str) and s for s in self.stop):
             refuse("stop", "give a tuple of non-empty strings")
         if not _are_tokens(self.stop_token_ids):
@@ -204,6 +209,7 @@ class Request:
         prompt: prompt token ids. output: delivered completion token ids.
         end_ids: tokens that end it (the model's own unless ignore_eos, and stop_token_ids).
         limit: at most this many completion tokens (max_tokens, cut to the context).
+        cycles: where a trace is wanted, one entry a pass that delivered.
         num_cached: prompt tokens whose keys were there when it was first admitted; None before.
     """
 
@@ -222,6 +228,7 @@ class Request:
     error: Exception | None = None
     num_cached: int | None = None
     tally: Tally = field(default_factory=Tally)
+    cycles: list[CycleTrace] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

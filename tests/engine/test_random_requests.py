@@ -50,6 +50,8 @@ FIELDS = {
     "prompt_logprobs": st.integers(0, 2),
     "speculation": st.just(False),
     "depth": st.integers(0, 3),
+    "width": st.integers(1, 2),
+    "trace": st.just(True),
     "automaton": automata(),
 }
 params = st.fixed_dictionaries(

@@ -42,6 +42,8 @@ READ_ELSEWHERE = {
     "prompt_logprobs": "logprobs",
     "speculation": "engine",
     "depth": "engine",
+    "width": "engine",
+    "trace": "engine",
 }
 NUM_GUESSED = {"plain": 0, "root and node": 1, "nodes alone": 2}
 

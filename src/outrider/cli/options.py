@@ -56,8 +56,12 @@ REPEATED = {
     "stop": ("--stop", "TEXT", str),
     "stop_token_ids": ("--stop-token-id", "ID", int),
 }
-# An automaton is an object, and a request's depth is the engine's where there is one request.
-NOT_OPTIONS = {EngineConfig: {"model"}, SamplingParams: {"automaton", "depth"}, ReplySettings: {"temperatures"}}
+# An automaton is an object, a trace is for a server, and what bounds the guesses of the only request is the engine's.
+NOT_OPTIONS = {
+    EngineConfig: {"model"},
+    SamplingParams: {"automaton", "depth", "width", "trace"},
+    ReplySettings: {"temperatures"},
+}
 PANELS = {EngineConfig: "Engine", SamplingParams: "Sampling", TrainConfig: "Training", ReplySettings: "Replies"}
 SOURCES = {EngineConfig: "engine", SamplingParams: "sampling", TrainConfig: "training", ReplySettings: "replies"}
 """Under which name of `Settings` the keywords of a dataclass arrive."""

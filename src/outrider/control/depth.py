@@ -87,11 +87,14 @@ class Control:
         """By request: tokens when a guess without a grade was last asked for, all of which its drafter has read."""
         self._lag: dict[int, int] = {}
         """By request: tokens that it has yet to read in this pass."""
+        self._widths: dict[int, int] = {}
+        """By request: most children of one node, where it wants fewer than all."""
 
     def budget(
         self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
     ) -> dict[int, Budget]:
         """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
+        self._widths = {r.id: r.params.width for r in requests if r.params.width is not None}
         budgets = self._guesses(requests, grades, self.ranks) if self.depth else {}
         if self.extra_rows and self.depth:
             self._spare(requests, budgets)
@@ -194,8 +197,9 @@ class Control:
             if depth:
                 grade = grades.get(request_id)
                 level_price = worth * self.drafting[grade is not None].level
-                nodes = min(depth * self.width, self.nodes)
-                budgets[request_id] = Budget(depth, self.width, nodes, prices, level_price, grade)
+                width = min(self.width, self._widths.get(request_id, self.width))
+                nodes = min(depth * width, self.nodes)
+                budgets[request_id] = Budget(depth, width, nodes, prices, level_price, grade)
         return budgets
 
     def _spare(self, requests: Sequence[Request], budgets: dict[int, Budget]) -> None:

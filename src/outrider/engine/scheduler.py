@@ -74,6 +74,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.departing: list[Request] = []
         """Over, but a pass that may still write to their slots is under way."""
+        self.num_preemptions = 0
 
     @property
     def is_idle(self) -> bool:
@@ -221,6 +222,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Give its slots back; it starts again at the head of the queue, and writes the same keys again."""
+        self.num_preemptions += 1
         self.running.remove(request)
         self.ledger.close(key_of(request))
         request.phase = Phase.WAITING

@@ -17,6 +17,7 @@ from outrider.engine.guard import guarded
 from outrider.engine.pipeline import Pipeline
 from outrider.engine.scheduler import Plan, Scheduler, Work, key_of
 from outrider.engine.text import TextStream
+from outrider.engine.told import told
 from outrider.errors import DrafterError, OutriderError
 from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
 from outrider.models.target import Target
@@ -277,11 +278,8 @@ class Engine:
                 return Emission(request, (), 0)
             if isinstance(verdict, OutriderError):
                 raise verdict
-            rows = None
-            if request.params.logprobs is not None:
-                root, tree = self._root_row(flight, index), flight.trees[index]
-                logits = flight.output.logits[root : root + len(tree) + 1]
-                rows = logprobs.of_verdict(self._contexts[request.id], tree, verdict, logits, len(verdict.tokens))
+            context, root = self._contexts[request.id], self._root_row(flight, index)
+            rows = told(context, flight.trees[index], verdict, flight.output.logits, root)
         except OutriderError as error:
             return fail(request, error, text)
         return deliver(request, verdict.tokens, rows, text)

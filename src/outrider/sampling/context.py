@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,8 +94,8 @@ class Context:
             rows.append(Row(self, (*above.path, token), self._advance(above.state, token)))
         return rows
 
-    def allowed(self, state: Any) -> list[int] | None:
-        """What the automaton allows in `state`; None for every token.
+    def allowed(self, state: Any) -> Tensor | None:
+        """Ids (A,) int64 that the automaton allows in `state`; None for every token.
 
         Raises:
             RequestError: it failed on the way here, fails now, or names a token outside the vocabulary.
@@ -107,15 +108,15 @@ class Context:
             allowed = self.params.automaton.allowed(state)
             if allowed is None:
                 return None
-            ids = list(allowed)
-            known = all(0 <= token < self.vocab_size for token in ids)
+            ids = np.asarray(allowed if isinstance(allowed, np.ndarray) else list(allowed), dtype=np.int64)
+            known = ids.size == 0 or (int(ids.min()) >= 0 and int(ids.max()) < self.vocab_size)
         except Exception as error:  # an automaton is the caller's program and may raise anything
             raise _failure("allowed", error) from error
         if not known:
             raise RequestError(
                 f"the automaton allows a token that this model lacks: its ids end at {self.vocab_size - 1}"
             )
-        return ids
+        return torch.from_numpy(ids).to(self.device)
 
     def _start(self) -> Any:
         if self.params.automaton is None:

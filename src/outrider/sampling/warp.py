@@ -113,7 +113,7 @@ def _forbid(weights: Tensor, row: Row) -> None:
     if allowed is None:
         return
     forbidden = torch.ones_like(weights, dtype=torch.bool)
-    forbidden[torch.tensor(allowed, dtype=torch.int64, device=weights.device)] = False
+    forbidden[allowed] = False
     weights.masked_fill_(forbidden, -math.inf)
 
 

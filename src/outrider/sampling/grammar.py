@@ -1,0 +1,130 @@
+"""Grammars over texts as automata over tokens, by llguidance: JSON, JSON schemas, regular expressions, Lark grammars.
+
+A state is a parser of its own: a copy costs microseconds, so every node of a draft tree has one, and walking many paths
+at once changes none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from outrider.errors import ConfigError, RequestError
+
+
+class GrammarMaker:
+    """Compiles grammars for one model's tokenizer.
+
+    Args:
+        tokenizer: a fast tokenizer of Transformers. vocab_size: ids of the target. end_ids: tokens that end a text,
+            which a grammar allows where it is satisfied.
+
+    Raises:
+        ConfigError: llguidance is not installed. RequestError: it cannot read this tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, end_ids: Sequence[int]) -> None:
+        try:
+            from llguidance import LLMatcher
+            from llguidance.hf import from_tokenizer
+        except ImportError as error:
+            raise ConfigError(
+                'grammars need llguidance: install "outrider[serve]", or leave response_format and grammar out'
+            ) from error
+        if not end_ids:
+            raise RequestError("this model has no end token, so that no grammar could end: leave the grammar out")
+        self._matcher = LLMatcher
+        try:
+            self._tokens = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=sorted(end_ids))
+        except Exception as error:  # what it cannot read it tells in exceptions of many kinds
+            raise RequestError(f"no grammar can be had for this tokenizer ({error}): leave the grammar out") from error
+        self._ends = frozenset(end_ids)
+
+    def json_object(self) -> Grammar:
+        """Any JSON object."""
+        return self.json_schema({"type": "object"})
+
+    def json_schema(self, schema: Mapping[str, Any]) -> Grammar:
+        """Texts that are JSON of a schema.
+
+        Raises:
+            RequestError: the schema cannot be compiled, with the compiler's message.
+        """
+        try:
+            return self._compile("JSON schema", self._matcher.grammar_from_json_schema(json.dumps(schema)))
+        except ValueError as error:
+            raise _refusal("JSON schema", str(error)) from error
+
+    def regex(self, pattern: str) -> Grammar:
+        """Texts that match a regular expression (Rust's syntax) from end to end.
+
+        Raises:
+            RequestError: the pattern cannot be compiled, with the compiler's message.
+        """
+        return self._compile("regular expression", self._matcher.grammar_from_regex(pattern))
+
+    def lark(self, grammar: str) -> Grammar:
+        """Texts of a context-free grammar in llguidance's dialect of Lark.
+
+        Raises:
+            RequestError: the grammar cannot be compiled, with the compiler's message.
+        """
+        return self._compile("grammar", self._matcher.grammar_from_lark(grammar))
+
+    def choice(self, texts: Sequence[str]) -> Grammar:
+        """One of these texts.
+
+        Raises:
+            RequestError: there is none, or an empty one.
+        """
+        if not texts or not all(texts):
+            raise _refusal("choice", "give at least one text, and no empty one")
+        # JSON's escapes are those of a string in Lark.
+        return self._compile("choice", self._matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, texts))))
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token stands for; of a special one, its name."""
+        found: bytes = self._tokens.decode_bytes([token])
+        return found
+
+    def _compile(self, kind: str, grammar: str) -> Grammar:
+        matcher = self._matcher(self._tokens, grammar, log_level=0)
+        if matcher.is_error():
+            raise _refusal(kind, matcher.get_error())
+        return Grammar(matcher, self._ends)
+
+
+class Grammar:
+    """A compiled grammar: the `Automaton` that `SamplingParams.automaton` takes; many requests may share it."""
+
+    def __init__(self, matcher: Any, ends: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._ends = ends
+
+    def start(self) -> Any:
+        return self._matcher.deep_copy()
+
+    def advance(self, state: Any, token: int) -> Any:
+        """A parser that has read `token`, None if `state` forbids it."""
+        if state.is_stopped():  # nothing but an end can follow, and another end after it
+            return state if token in self._ends else None
+        if not state.validate_tokens([token]):
+            return None
+        after = state.deep_copy()
+        if not after.consume_token(token):
+            raise RuntimeError(after.get_error())
+        return after
+
+    def allowed(self, state: Any) -> np.ndarray:
+        """Allowed token ids, ascending: (A,) int64."""
+        mask = state.compute_bitmask()
+        if state.is_error():
+            raise RuntimeError(state.get_error())
+        return np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little").nonzero()[0]
+
+
+def _refusal(kind: str, said: str) -> RequestError:
+    return RequestError(f"this {kind} does not compile ({' '.join(said.split())}): mend it")
