@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, prove, replies, report, train
+from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, prove, replies, report, serve, train
 
 app = typer.Typer(
     name="outrider",
@@ -37,6 +37,7 @@ for verb in (
     fetch.fetch,
     generate.generate,
     chat.chat,
+    serve.serve,
     check.check,
     bench.bench,
     report.report,

@@ -18,6 +18,7 @@ from outrider.config import ACCEPTANCE, DTYPES, WIDENINGS, EngineConfig
 from outrider.errors import RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import LogprobsMode, SamplingParams
+from outrider.server.settings import ServeConfig
 from outrider.training.reply_settings import ReplySettings
 from outrider.training.settings import LOSSES, OPTIMIZERS, TrainConfig
 
@@ -62,8 +63,20 @@ NOT_OPTIONS = {
     SamplingParams: {"automaton", "depth", "width", "trace"},
     ReplySettings: {"temperatures"},
 }
-PANELS = {EngineConfig: "Engine", SamplingParams: "Sampling", TrainConfig: "Training", ReplySettings: "Replies"}
-SOURCES = {EngineConfig: "engine", SamplingParams: "sampling", TrainConfig: "training", ReplySettings: "replies"}
+PANELS = {
+    EngineConfig: "Engine",
+    SamplingParams: "Sampling",
+    TrainConfig: "Training",
+    ReplySettings: "Replies",
+    ServeConfig: "Server",
+}
+SOURCES = {
+    EngineConfig: "engine",
+    SamplingParams: "sampling",
+    TrainConfig: "training",
+    ReplySettings: "replies",
+    ServeConfig: "serve",
+}
 """Under which name of `Settings` the keywords of a dataclass arrive."""
 
 
@@ -75,6 +88,7 @@ class Settings:
     sampling: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     replies: dict[str, Any] = field(default_factory=dict)
+    serve: dict[str, Any] = field(default_factory=dict)
 
     def params(self) -> SamplingParams:
         """The sampling parameters.

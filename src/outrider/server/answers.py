@@ -1,0 +1,323 @@
+"""From pieces to answers in OpenAI's shapes, whole or chunk by chunk; what is ours stands in fields of its own."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.record import Tally
+from outrider.request import TokenLogprob
+from outrider.result import Result
+from outrider.server.bridge import Piece
+from outrider.server.errors import ApiError
+from outrider.server.prepare import Prepared
+from outrider.server.tokens import Offsets, TokenNames
+from outrider.server.tools import Call, ToolStream
+
+LEAST_LOGPROB = -9999.0
+"""JSON has no minus infinity; OpenAI writes this."""
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What all answers of a server have in common."""
+
+    model: str
+    fingerprint: str
+    drafter: str
+    names: TokenNames
+    special: frozenset[int]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One sample as it comes."""
+
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    calls: list[Call] = field(default_factory=list)
+    tools: ToolStream = field(default_factory=ToolStream)
+    offsets: Offsets | None = None
+    result: Result | None = None
+
+
+class Answer(ABC):
+    """One HTTP request's answer.
+
+    Args:
+        wants_logprobs: whether choices tell them. wants_usage: whether a stream ends in a chunk of usage.
+    """
+
+    prefix: str
+    whole_kind: str
+    chunk_kind: str
+
+    def __init__(self, voice: Voice, prepared: Prepared, wants_usage: bool = False) -> None:
+        self.voice = voice
+        self.prepared = prepared
+        self.wants_usage = wants_usage
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        params = prepared.params
+        self.choices = [_Choice() for _ in range(len(prepared.prompts) * params.n)]
+        self.cycles: list[Json] = []
+
+    @property
+    def results(self) -> list[Result]:
+        """Of the samples that have ended."""
+        return [choice.result for choice in self.choices if choice.result is not None]
+
+    def take(self, piece: Piece) -> None:
+        """Add a piece to the whole.
+
+        Raises:
+            ApiError: the sample failed.
+        """
+        choice = self.choices[piece.index]
+        self._told_by(piece)
+        choice.text += piece.text
+        choice.logprobs += piece.logprobs
+        choice.prompt_logprobs = choice.prompt_logprobs or piece.prompt_logprobs
+        choice.result = piece.result
+        if piece.trace is not None:
+            self.cycles.append(self.cycle(piece))
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """What a stream tells of a piece.
+
+        Raises:
+            ApiError: the sample failed.
+        """
+        self.choices[piece.index].result = piece.result
+        self._told_by(piece)
+        traced = {} if piece.trace is None else {"speculation": self.cycle(piece)}
+        for choice in self.parts(piece):
+            yield self.chunk([choice]) | traced
+            traced = {}
+
+    def closing(self) -> Iterator[Json]:
+        """What a stream tells last."""
+        if self.wants_usage:
+            yield self.chunk([]) | {"usage": self.usage()}
+
+    def opening(self) -> Iterator[Json]:
+        """What a stream tells first."""
+        yield from ()
+
+    def whole(self) -> Json:
+        """The answer that is no stream."""
+        choices = [self.choice(index) for index in range(len(self.choices))]
+        return self._frame(self.whole_kind, choices) | {"usage": self.usage()}
+
+    def chunk(self, choices: list[Json]) -> Json:
+        """One event of a stream."""
+        return self._frame(self.chunk_kind, choices)
+
+    def usage(self) -> Json:
+        """OpenAI's counts, and what guessing did: sums over all samples, rates from those sums."""
+        results, n = self.results, self.prepared.params.n
+        prompt = sum(map(len, self.prepared.prompts))
+        completion = 0 if self.prepared.is_silent else sum(result.completion_tokens for result in results)
+        cached = sum(result.cached_tokens for result in results[::n])
+        tally = Tally()
+        for result in results:
+            tally.add(result.tally)
+        speculation: Json = {
+            "drafter": self.voice.drafter,
+            "cycles": tally.cycles,
+            "drafted": tally.drafted,
+            "accepted": tally.accepted,
+            "accepted_by_position": tally.accepted_by_position,
+            "tau": tally.tau,
+        }
+        if self.cycles:
+            speculation["trace"] = self.cycles
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "speculation": speculation,
+        }
+
+    def cycle(self, piece: Piece) -> Json:
+        """What one cycle guessed and delivered."""
+        assert piece.trace is not None
+        depths: list[int] = []
+        nodes = []
+        for node in piece.trace.nodes:
+            depths.append(1 if node.parent < 0 else depths[node.parent] + 1)
+            place = {"parent": node.parent, "depth": depths[-1], "p": node.p, "q": node.q, "verdict": node.verdict}
+            nodes.append(self.token(node.token) | place)
+        return {
+            "index": piece.index,
+            "tokens": [self.token(token) for token in piece.tokens],
+            "accepted": piece.num_accepted,
+            "nodes": nodes,
+            "drawn": self.token(piece.trace.drawn) | {"p": piece.trace.p},
+            "seconds": piece.seconds,
+        }
+
+    def token(self, token: int) -> Json:
+        """A token by id, name and bytes."""
+        found: Json = {"id": token, "token": self.voice.names.name(token), "bytes": list(self.voice.names.bytes(token))}
+        return found | {"special": True} if token in self.voice.special else found
+
+    @abstractmethod
+    def choice(self, index: int) -> Json:
+        """A whole sample."""
+
+    @abstractmethod
+    def parts(self, piece: Piece) -> Iterator[Json]:
+        """The choices of a stream's chunks for a piece."""
+
+    def _frame(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.voice.model,
+            "system_fingerprint": self.voice.fingerprint,
+            "seed": self.prepared.seed,
+            "choices": choices,
+        } | ({"exactness": self.results[0].exactness} if self.results else {})
+
+    def _told_by(self, piece: Piece) -> None:
+        if piece.result is not None and piece.result.error is not None:
+            status = 400 if "no token is left" in piece.result.error else 500
+            raise ApiError(status, piece.result.error, code="request_failed")
+
+
+class CompletionAnswer(Answer):
+    """`/v1/completions`."""
+
+    prefix = "cmpl"
+    whole_kind = chunk_kind = "text_completion"
+
+    def __init__(self, voice: Voice, prepared: Prepared, wants_usage: bool = False, echo: bool = False) -> None:
+        super().__init__(voice, prepared, wants_usage)
+        self.echo = echo
+
+    def choice(self, index: int) -> Json:
+        choice = self.choices[index]
+        assert choice.result is not None
+        text = self._echoed(index) + ("" if self.prepared.is_silent else choice.text)
+        logprobs = self._logprobs(index, choice.prompt_logprobs, choice.logprobs)
+        return self._json(index, text, logprobs, self._reason(choice.result))
+
+    def parts(self, piece: Piece) -> Iterator[Json]:
+        choice = self.choices[piece.index]
+        first = choice.offsets is None
+        text = (self._echoed(piece.index) if first else "") + ("" if self.prepared.is_silent else piece.text)
+        logprobs = self._logprobs(piece.index, piece.prompt_logprobs, piece.logprobs)
+        choice.offsets = choice.offsets or Offsets(self.voice.names, self.voice.special.__contains__)
+        reason = None if piece.result is None else self._reason(piece.result)
+        if text or logprobs or reason or piece.trace:
+            yield self._json(piece.index, text, logprobs, reason)
+
+    def _reason(self, result: Result) -> str:
+        return "length" if self.prepared.is_silent else result.finish_reason
+
+    def _echoed(self, index: int) -> str:
+        return self.prepared.texts[index // self.prepared.params.n] if self.echo else ""
+
+    def _json(self, index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, index: int, prompt: Sequence[TokenLogprob | None], rows: Sequence[TokenLogprob]) -> Json | None:
+        """Parallel lists over the tokens, those of an echoed prompt first."""
+        params, names = self.prepared.params, self.voice.names
+        if params.logprobs is None:
+            return None
+        choice = self.choices[index]
+        choice.offsets = choice.offsets or Offsets(names, self.voice.special.__contains__)
+        rows = () if self.prepared.is_silent else rows
+        ids = [*self.prepared.prompts[index // params.n][: len(prompt)], *(row.token for row in rows)]
+        told = [*prompt, *rows]
+        return {
+            "tokens": [names.name(token) for token in ids],
+            "token_logprobs": [None if row is None else _finite(row.logprob) for row in told],
+            "top_logprobs": [None if row is None else self._top(row) for row in told] if params.logprobs else None,
+            "text_offset": choice.offsets.of(ids),
+        }
+
+    def _top(self, row: TokenLogprob) -> dict[str, float]:
+        """The likeliest tokens, and the one that was said."""
+        found: dict[str, float] = {}
+        for token, logprob in (*row.top, (row.token, row.logprob)):
+            found.setdefault(self.voice.names.name(token), _finite(logprob))
+        return found
+
+
+class ChatAnswer(Answer):
+    """`/v1/chat/completions`."""
+
+    prefix = "chatcmpl"
+    whole_kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def opening(self) -> Iterator[Json]:
+        for index in range(len(self.choices)):
+            yield self.chunk([self._json(index, {"role": "assistant", "content": ""})])
+
+    def choice(self, index: int) -> Json:
+        choice = self.choices[index]
+        assert choice.result is not None
+        content: str | None = choice.text
+        message: Json = {"role": "assistant", "refusal": None}
+        if self.prepared.has_tools:
+            said, calls = choice.tools.push(choice.text)
+            content = said + choice.tools.finish()
+            if calls:
+                content = content.strip() or None
+                message["tool_calls"] = [call.to_json() for call in calls]
+        message["content"] = content
+        reason = "tool_calls" if "tool_calls" in message else choice.result.finish_reason
+        logprobs = self._logprobs(choice.logprobs)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def parts(self, piece: Piece) -> Iterator[Json]:
+        choice = self.choices[piece.index]
+        delta: Json = {}
+        text, calls = piece.text, list[Call]()
+        if self.prepared.has_tools:
+            text, calls = choice.tools.push(piece.text)
+            text += choice.tools.finish() if piece.result is not None else ""
+        if text:
+            delta["content"] = text
+        if calls:
+            first = len(choice.calls)
+            choice.calls += calls
+            delta["tool_calls"] = [call.to_json(first + i) for i, call in enumerate(calls)]
+        logprobs = self._logprobs(piece.logprobs) if piece.logprobs else None
+        if delta or logprobs or piece.trace:
+            yield self._json(piece.index, delta, logprobs)
+        if piece.result is not None:
+            reason = "tool_calls" if choice.calls else piece.result.finish_reason
+            yield self._json(piece.index, {}, None, reason)
+
+    def _json(self, index: int, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, rows: Sequence[TokenLogprob]) -> Json | None:
+        if self.prepared.params.logprobs is None:
+            return None
+        content = []
+        for row in rows:
+            top = [self._logprob(token, logprob) for token, logprob in row.top]
+            content.append(self._logprob(row.token, row.logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _logprob(self, token: int, logprob: float) -> Json:
+        names = self.voice.names
+        return {"token": names.name(token), "logprob": _finite(logprob), "bytes": list(names.bytes(token))}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)

@@ -1,0 +1,321 @@
+"""One engine thread, many requests: asyncio hands jobs in and reads pieces out, and never touches a tensor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.engine.ends import Emission
+from outrider.engine.text import TextStream
+from outrider.errors import OutriderError
+from outrider.llm import LLM
+from outrider.record import CycleTrace, Record
+from outrider.request import Phase, Request, SamplingParams, TokenLogprob
+from outrider.result import Result
+from outrider.server.errors import ApiError, of_error
+from outrider.server.metrics import Metrics
+
+TYPICAL_SECONDS = 1.0
+"""How long a request is taken to need before any has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one cycle brought to one sample of a job.
+
+    Attributes:
+        index: of the sample: prompt times n plus sample. tokens: the first `num_accepted` were guesses.
+        logprobs: one a token, where asked for. prompt_logprobs: on the first one. trace, seconds: of the cycle,
+            where asked for. result: on the last one.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    num_accepted: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    trace: CycleTrace | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    result: Result | None = None
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One request of a job on the engine's side."""
+
+    index: int
+    request: Request
+    stream: TextStream
+    inbox: deque[Emission]
+    told: int = 0
+    last: float = 0.0
+
+
+class Job:
+    """Some prompts of one HTTP request, all with the same params, on their way through the engine.
+
+    Iterating gives pieces until every sample has ended, and raises what went wrong; `Bridge.give_up` must follow,
+    whatever happened.
+    """
+
+    def __init__(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, deadline: float | None) -> None:
+        self.prompts = tuple(prompts)
+        self.params = params
+        self.deadline = deadline
+        self.arrived = time.monotonic()
+        self.first_token: float | None = None
+        self.num_samples = len(self.prompts) * params.n
+        self.samples: list[_Sample] = []  # of the engine thread
+        self.is_over = False  # of the engine thread
+        self._left = self.num_samples
+        self._loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+
+    def put(self, batch: Sequence[Piece | Exception]) -> None:
+        """Hand pieces over, from the engine's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._take, batch)
+        except RuntimeError:  # the loop is gone, and with it everybody who could have read them
+            self.is_over = True
+
+    def _take(self, batch: Sequence[Piece | Exception]) -> None:
+        for piece in batch:
+            self._pieces.put_nowait(piece)
+
+    @property
+    def has_piece(self) -> bool:
+        """Whether the next one is there already."""
+        return not self._pieces.empty()
+
+    def __aiter__(self) -> Job:
+        return self
+
+    async def __anext__(self) -> Piece:
+        if not self._left:
+            raise StopAsyncIteration
+        piece = await self._pieces.get()
+        if isinstance(piece, Exception):
+            self._left = 0
+            raise piece
+        self._left -= piece.result is not None
+        return piece
+
+
+class Bridge:
+    """Runs an engine in a thread of its own.
+
+    Args:
+        max_queue: samples that may wait beside those that run.
+    """
+
+    def __init__(self, llm: LLM, metrics: Metrics, max_queue: int) -> None:
+        self.llm = llm
+        self.metrics = metrics
+        self.max_open = llm.config.max_requests + max_queue
+        self.is_closing = False
+        self._num_open = 0  # samples handed in and not over; under the lock
+        self._seconds = TYPICAL_SECONDS  # a running mean of what a request takes
+        self._lock = threading.Lock()
+        self._commands: queue.SimpleQueue[tuple[str, Job | None]] = queue.SimpleQueue()
+        self._jobs: list[Job] = []  # of the engine thread
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def num_open(self) -> int:
+        """Samples that run or wait."""
+        return self._num_open
+
+    def submit(self, job: Job) -> None:
+        """Queue a job.
+
+        Raises:
+            ApiError: 429 where the queue is full, 503 where the server is stopping.
+        """
+        with self._lock:
+            if self.is_closing or not self.is_alive:
+                raise closing()
+            if self._num_open + job.num_samples > self.max_open:
+                self.metrics.refused.labels("queue_full").inc()
+                raise ApiError(
+                    429,
+                    f"{self._num_open} requests run or wait and the queue holds {self.max_open}: try again later",
+                    code="queue_full",
+                    retry_after=self._retry_after(),
+                )
+            self._num_open += job.num_samples
+            self._commands.put(("begin", job))
+
+    def give_up(self, job: Job) -> None:
+        """Nobody reads this job any more: what still runs of it is aborted before the next cycle."""
+        self._commands.put(("end", job))
+
+    def drain(self) -> None:
+        """Take no more jobs; those that run go on."""
+        self.is_closing = True
+
+    def stop(self) -> None:
+        """Fail what still runs; the thread ends behind that."""
+        with self._lock:  # nothing is handed in behind the last command
+            self.is_closing = True
+            self._commands.put(("stop", None))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop, and wait for the thread's end."""
+        self.stop()
+        if self.is_alive:
+            self._thread.join(timeout)
+
+    def _retry_after(self) -> int:
+        """Seconds until about so many have ended as wait now."""
+        rounds = self._num_open / self.llm.config.max_requests
+        return max(1, math.ceil(self._seconds * rounds / 2))
+
+    # From here on, all is done by the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self._expire()
+                if self._jobs:
+                    self._cycle()
+        finally:
+            self.is_closing = True
+            for job in tuple(self._jobs):
+                self._fail(job, closing())
+            self.metrics.gauge(self.llm)
+
+    def _obey(self) -> bool:
+        """Carry out what was commanded; waits for a command where nothing runs. False: the end."""
+        while True:
+            try:
+                verb, job = self._commands.get(block=not self._jobs)
+            except queue.Empty:
+                return True
+            if job is None:
+                return False
+            if verb == "begin":
+                self._begin(job)
+            else:
+                self._end(job)
+
+    def _begin(self, job: Job) -> None:
+        if job.is_over:  # its client left before it came here
+            return
+        self._jobs.append(job)
+        try:
+            for prompt in job.prompts:
+                for request in self.llm.requests(prompt, job.params):
+                    inbox: deque[Emission] = deque()
+                    stream = self.llm.begin(request, inbox)
+                    job.samples.append(_Sample(len(job.samples), request, stream, inbox))
+        except Exception as error:  # whatever it is, it is this request's alone
+            self._fail(job, error)
+
+    def _end(self, job: Job) -> None:
+        """Free all that it holds; whoever still waits hears nothing."""
+        if job.is_over:
+            return
+        job.is_over = True
+        for sample in job.samples:
+            if not sample.request.is_finished:
+                self.metrics.finished("abort", sample.request)
+            self.llm.end(sample.request)
+        with self._lock:
+            self._num_open -= job.num_samples
+        if job in self._jobs:
+            self._jobs.remove(job)
+            self.metrics.gauge(self.llm)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        if not isinstance(error, (OutriderError, ApiError)):
+            logging.getLogger("outrider").error("a request failed", exc_info=error)
+        self._end(job)
+        job.put([of_error(error)])
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for job in [job for job in self._jobs if job.deadline is not None and now > job.deadline]:
+            waited = now - job.arrived
+            self._fail(job, ApiError(504, f"not done after {waited:.1f} s: raise timeout, or ask for less"))
+
+    def _cycle(self) -> None:
+        running = [s.request for job in self._jobs for s in job.samples if not s.request.is_finished]
+        try:
+            record = self.llm.advance(running)
+        except Exception as error:  # whoever took part in this cycle cannot go on; those that wait can
+            part = [j for j in self._jobs if any(s.request.phase is Phase.RUNNING for s in j.samples)]
+            for job in part or tuple(self._jobs):
+                self._fail(job, error)
+            return
+        now = time.monotonic()
+        for job in tuple(self._jobs):
+            self._deliver(job, record, now)
+        if record is not None:
+            self.metrics.cycle(record, self.llm)
+
+    def _deliver(self, job: Job, record: Record | None, now: float) -> None:
+        batch: list[Piece | Exception] = []
+        for sample in job.samples:
+            while sample.inbox:
+                batch.append(self._piece(job, sample, sample.inbox.popleft(), record, now))
+        if batch:
+            job.put(batch)
+        if all(sample.request.is_finished for sample in job.samples):
+            self._seconds += 0.1 * (now - job.arrived - self._seconds)
+            self._end(job)
+
+    def _piece(self, job: Job, sample: _Sample, emission: Emission, record: Record | None, now: float) -> Piece:
+        request, first, count = sample.request, sample.told, len(emission.tokens)
+        is_last = request.is_finished and not sample.inbox
+        if count:
+            sample.told += count
+            self.metrics.delivered(count, first, now - (sample.last or job.arrived))
+            sample.last = now
+            job.first_token = job.first_token or now
+        if is_last:
+            self.metrics.finished(str(request.finish_reason), request, now - job.arrived)
+        trace = request.cycles.pop(0) if request.cycles and count else None
+        return Piece(
+            sample.index,
+            emission.text,
+            emission.tokens,
+            emission.num_accepted,
+            tuple(request.logprobs[first : first + count]),
+            () if first else tuple(request.prompt_logprobs),
+            trace,
+            _seconds(record) if trace is not None else {},
+            self.llm.result(request, sample.stream) if is_last else None,
+        )
+
+
+def closing() -> ApiError:
+    """The answer to whoever asks a server that stops."""
+    return ApiError(503, "the server is shutting down: ask another one, or later", retry_after=10)
+
+
+def _seconds(record: Record | None) -> dict[str, float]:
+    """Seconds of the pass by part; none where another thread made it."""
+    if record is None:
+        return {}
+    return {
+        "draft": record.seconds_draft,
+        "verify": record.seconds_verify,
+        "sample": record.seconds_sample,
+        "total": record.seconds_total,
+    }

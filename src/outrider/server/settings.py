@@ -1,0 +1,79 @@
+"""What can be set of a server, beside its engine; its limits, and who may ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Everything that shapes a server.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one.
+        served_name: the model's name in requests and answers (None: as it was given).
+        api_key_file: a file with one key a line; whoever asks must bring one of them (None: anyone may ask).
+        allow_origin: a web origin whose pages may call the server, or "*" (None: none, CORS is off).
+        max_queue: requests that may wait beside those that run; more are refused with status 429.
+        max_body: most bytes of a request's body.
+        max_samples: most samples (prompts times n) of one request.
+        max_prompt_tokens, max_output_tokens: of one prompt and of one completion (None: what the context holds).
+        max_logprobs: most alternatives told of a token.
+        request_timeout: most seconds from a request's arrival to its end (None: no limit).
+        shutdown_grace: seconds that running requests get to finish when the server is told to stop.
+        page: serve the playground at `/`.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_name: str | None = None
+    api_key_file: str | None = None
+    allow_origin: str | None = None
+    max_queue: int = 256
+    max_body: int = 4 * 2**20
+    max_samples: int = 128
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_logprobs: int = 20
+    request_timeout: float | None = None
+    shutdown_grace: float = 30.0
+    page: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("port", 0),
+            ("max_queue", 0),
+            ("max_body", 1),
+            ("max_samples", 1),
+            ("max_prompt_tokens", 1),
+            ("max_output_tokens", 1),
+            ("max_logprobs", 0),
+            ("shutdown_grace", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name}={value!r} is out of range: give a number of at least {least}")
+        if self.port > 65535:
+            raise ConfigError(f"port={self.port} is out of range: ports end at 65535")
+        if self.request_timeout is not None and not self.request_timeout > 0:
+            raise ConfigError(f"request_timeout={self.request_timeout!r} is out of range: give seconds above 0")
+
+    def keys(self) -> tuple[bytes, ...]:
+        """The keys of `api_key_file`; none where there is no file.
+
+        Raises:
+            ConfigError: the file cannot be read, or holds no key.
+        """
+        if self.api_key_file is None:
+            return ()
+        try:
+            lines = Path(self.api_key_file).read_bytes().split(b"\n")
+        except OSError as error:
+            raise ConfigError(f"api_key_file={self.api_key_file!r} cannot be read ({error.strerror})") from error
+        keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith(b"#"))
+        if not keys:
+            raise ConfigError(f"api_key_file={self.api_key_file!r} holds no key: write one a line, or leave it out")
+        return keys
