@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -93,3 +94,25 @@ def served(llm: LLM) -> Iterator[Live]:
 @pytest.fixture(scope="session")
 def client(served: Live) -> openai.OpenAI:
     return served.openai()
+
+
+@pytest.fixture(scope="session")
+def events() -> Callable[[httpx.Client, str, dict[str, Any]], Iterator[Any]]:
+    """The JSON events of a stream, read as raw SSE, the last of which must be `[DONE]` or an error."""
+
+    def read(http: httpx.Client, path: str, body: dict[str, Any]) -> Iterator[Any]:
+        last = None
+        with http.stream("POST", path, json=body) as answer:
+            assert answer.status_code == 200, answer.read()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            for line in answer.iter_lines():
+                if not line:
+                    continue
+                assert line.startswith("data: ")
+                assert last != "[DONE]"
+                last = line.removeprefix("data: ")
+                if last != "[DONE]":
+                    yield json.loads(last)
+        assert last == "[DONE]" or "error" in json.loads(last)
+
+    return read

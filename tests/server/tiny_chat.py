@@ -12,8 +12,8 @@ from tests.models.tiny import make_module
 TEMPLATE = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
     "{% for message in messages %}<im_start>{{ message['role'] }}: {{ message['content'] }}"
-    "{% if message.tool_calls %}{% for call in message.tool_calls %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>"
-    "{% endfor %}{% endif %}<im_end>{% endfor %}{% if add_generation_prompt %}<im_start>assistant: {% endif %}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<im_end>{% endfor %}{% if add_generation_prompt %}<im_start>assistant: {% endif %}"
 )
 MERGES = [("a", "b"), ("ab", "c"), ("e", "r"), ("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ã", "©")]
 SPECIAL = ["<im_start>", "<im_end>"]

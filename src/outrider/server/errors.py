@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from typing import Any
 
 from outrider.errors import CapacityError, NumericsError, OutriderError, RequestError
 from outrider.registry import nearest
+from outrider.request import SamplingParams
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -50,7 +53,9 @@ def of_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
-        return ApiError(400, str(error))
+        named = re.match(r"(\w+)[ =]", str(error))  # "top_p=2 is out of range: ..."
+        field = named[1] if named and named[1] in {f.name for f in fields(SamplingParams)} else None
+        return ApiError(400, str(error), param=field)
     if isinstance(error, CapacityError):
         return ApiError(503, str(error), code="out_of_memory")
     if isinstance(error, NumericsError):
@@ -68,7 +73,7 @@ def of_validation(problems: list[dict[str, Any]], known: list[str]) -> ApiError:
     """
     # Of a union each member complains; the deepest knows best which one was meant.
     problem = max(problems, key=lambda p: (p["type"] == "extra_forbidden", len(p["loc"])))
-    path = [str(part) for part in problem["loc"] if part != "body"]
+    path = [str(part) for part in problem["loc"] if part != "body" and not _is_form(str(part))]
     name = ".".join(path) or None
     if problem["type"] == "extra_forbidden":
         near = f": {nearest(path[-1], known)}" if len(path) == 1 else ": leave it out"
@@ -80,3 +85,8 @@ def of_validation(problems: list[dict[str, Any]], known: list[str]) -> ApiError:
     said = str(problem["msg"]).removeprefix("Value error, ")
     subject = f"field {name!r}" if name else "the body"
     return ApiError(400, f"{subject} is wrong: {said[:1].lower()}{said[1:]}", param=name, code="invalid_value")
+
+
+def _is_form(part: str) -> bool:
+    """Whether a part of a problem's place names one form of several that a value may have, and no field."""
+    return part in ("str", "int") or "[" in part

@@ -39,7 +39,9 @@ class Offsets:
         """The offset of each of the next tokens; special ones take no room."""
         found = []
         for token in tokens:
+            spelled = b"" if self._is_special(token) else self._names.bytes(token)
+            if spelled and spelled[0] & 0xC0 != 0x80:  # it begins a character: what was pending never became one
+                self._length += len(self._decoder.decode(b"", final=True))
             found.append(self._length)
-            if not self._is_special(token):
-                self._length += len(self._decoder.decode(self._names.bytes(token)))
+            self._length += len(self._decoder.decode(spelled))
         return found
