@@ -21,7 +21,7 @@ LONG = {"prompt": "ab", "max_tokens": 400, "ignore_eos": True, "temperature": 1.
 @pytest.fixture(scope="module")
 def small(folder):
     """Few slots, so that requests wait and are preempted."""
-    return open_tiny(folder, num_slots=704, block_size=4, max_requests=8)
+    return open_tiny(folder, num_slots=704, max_context=512, block_size=4, max_requests=8)
 
 
 async def _client(url: str, number: int, rng: random.Random, texts: dict[int, str]) -> None:

@@ -40,7 +40,7 @@ COMPLETIONS = [
     ({"min_tokens": 9}, "min_tokens", "cannot exceed max_tokens=4"),
     ({"max_tokens": 0}, "max_tokens", "asks for nothing"),
     ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
-    ({"max_tokens": 5000}, "max_tokens", "the context's 512"),
+    ({"max_tokens": 5000}, "max_tokens", "the context's 1024"),
     ({"logprobs": 21}, "logprobs", "more than the 20"),
     ({"prompt": ""}, None, "the prompt is empty"),
     ({"prompt": []}, "prompt", "the prompt is empty"),
@@ -49,7 +49,7 @@ COMPLETIONS = [
     ({"prompt": None}, "prompt", "wrong"),
     ({"prompt": ["a", 5]}, "prompt.1", "valid"),
     ({"prompt": "a\ud800"}, None, "half a surrogate pair"),
-    ({"prompt": "ab " * 600}, "max_tokens", "the context's 512"),
+    ({"prompt": "ab " * 1200}, "max_tokens", "the context's 1024"),
     ({"model": "another"}, "model", "is not served here"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema goes with"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "'text', 'json_object' or 'json_schema'"),
@@ -162,7 +162,7 @@ def test_one_that_fails_on_its_way_fails_alone(served, client, events) -> None:
 
 
 def test_a_fault_of_ours_is_told_to_the_log_alone(folder, caplog) -> None:
-    llm = open_tiny(folder, num_slots=1024)
+    llm = open_tiny(folder, num_slots=2048)
     with live(llm) as served, served.http() as http:
         step = llm.engine.step
 

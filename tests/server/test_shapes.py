@@ -117,7 +117,7 @@ def test_tokenize_and_back(served) -> None:
         found = http.post("/tokenize", json={"prompt": PROMPT}).json()
         assert found["tokens"] == list(served.llm.encode(PROMPT, raw=True))
         assert found["count"] == len(found["tokens"])
-        assert found["max_model_len"] == 512
+        assert found["max_model_len"] == 1024
         assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": PROMPT}
         messages = [{"role": "user", "content": "ab"}]
         chat = http.post("/tokenize", json={"messages": messages}).json()

@@ -33,7 +33,7 @@ def save_tiny_chat(folder: Path, **settings: int) -> str:
     """The model and its tokenizer in a folder."""
     tokenizer = make_byte_tokenizer()
     ends = {"bos_token_id": None, "pad_token_id": None, "eos_token_id": tokenizer.eos_token_id}
-    size = {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "num_hidden_layers": 2}
+    size = {"vocab_size": len(tokenizer), "max_position_embeddings": 1024, "num_hidden_layers": 2}
     make_module("llama", **{**size, **ends, **settings}).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

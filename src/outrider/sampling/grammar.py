@@ -14,12 +14,16 @@ import numpy as np
 
 from outrider.errors import ConfigError, RequestError
 
+WHITESPACE = r"[ ]?|\n[ ]{0,20}"
+"""Between the parts of JSON: none, a space, or a new line with its indentation. Where any were allowed, a model that is
+not sure what comes next would write spaces to the end of its days."""
+
 
 class GrammarMaker:
     """Compiles grammars for one model's tokenizer.
 
     Args:
-        tokenizer: a fast tokenizer of Transformers. vocab_size: ids of the target. end_ids: tokens that end a text,
+        tokenizer: a fast one of Transformers. vocab_size: ids of the target. end_ids: tokens that end a text,
             which a grammar allows where it is satisfied.
 
     Raises:
@@ -37,6 +41,7 @@ class GrammarMaker:
         if not end_ids:
             raise RequestError("this model has no end token, so that no grammar could end: leave the grammar out")
         self._matcher = LLMatcher
+        self._decode = tokenizer.decode
         try:
             self._tokens = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=sorted(end_ids))
         except Exception as error:  # what it cannot read it tells in exceptions of many kinds
@@ -53,8 +58,10 @@ class GrammarMaker:
         Raises:
             RequestError: the schema cannot be compiled, with the compiler's message.
         """
+        schema_text = json.dumps(schema)
+        options: Any = {"whitespace_pattern": WHITESPACE}
         try:
-            return self._compile("JSON schema", self._matcher.grammar_from_json_schema(json.dumps(schema)))
+            return self._compile("JSON schema", self._matcher.grammar_from_json_schema(schema_text, overrides=options))
         except ValueError as error:
             raise _refusal("JSON schema", str(error)) from error
 
@@ -88,7 +95,7 @@ class GrammarMaker:
     def token_bytes(self, token: int) -> bytes:
         """What a token stands for; of a special one, its name."""
         found: bytes = self._tokens.decode_bytes([token])
-        return found
+        return found or self._decode([token]).encode()  # it leaves a zero byte out
 
     def _compile(self, kind: str, grammar: str) -> Grammar:
         matcher = self._matcher(self._tokens, grammar, log_level=0)
