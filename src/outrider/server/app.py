@@ -23,8 +23,10 @@ from starlette.staticfiles import StaticFiles
 from outrider import __version__
 from outrider.errors import OutriderError
 from outrider.llm import LLM
-from outrider.server.answers import Answer, ChatAnswer, CompletionAnswer, Voice
+from outrider.server.answer import Answer, Voice
 from outrider.server.bridge import Bridge, Job, closing
+from outrider.server.chat import ChatAnswer
+from outrider.server.completion import CompletionAnswer
 from outrider.server.errors import ApiError, of_error, of_validation
 from outrider.server.gate import Gate
 from outrider.server.metrics import Metrics

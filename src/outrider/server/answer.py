@@ -1,11 +1,11 @@
-"""From pieces to answers in OpenAI's shapes, whole or chunk by chunk; what is ours stands in fields of its own."""
+"""From pieces to answers, whole or chunk by chunk: what all have in common; what is ours stands in fields of its own."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class Voice:
 
 
 @dataclass(slots=True)
-class _Choice:
+class Choice:
     """One sample as it comes."""
 
     text: str = ""
@@ -65,7 +65,7 @@ class Answer(ABC):
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         params = prepared.params
-        self.choices = [_Choice() for _ in range(len(prepared.prompts) * params.n)]
+        self.choices = [Choice() for _ in range(len(prepared.prompts) * params.n)]
         self.cycles: list[Json] = []
 
     @property
@@ -194,130 +194,6 @@ class Answer(ABC):
             raise ApiError(status, piece.result.error, code="request_failed")
 
 
-class CompletionAnswer(Answer):
-    """`/v1/completions`."""
-
-    prefix = "cmpl"
-    whole_kind = chunk_kind = "text_completion"
-
-    def __init__(self, voice: Voice, prepared: Prepared, wants_usage: bool = False, echo: bool = False) -> None:
-        super().__init__(voice, prepared, wants_usage)
-        self.echo = echo
-
-    def choice(self, index: int) -> Json:
-        choice = self.choices[index]
-        assert choice.result is not None
-        text = self._echoed(index) + ("" if self.prepared.is_silent else choice.text)
-        logprobs = self._logprobs(index, choice.prompt_logprobs, choice.logprobs)
-        return self._json(index, text, logprobs, self._reason(choice.result))
-
-    def parts(self, piece: Piece) -> Iterator[Json]:
-        choice = self.choices[piece.index]
-        first = choice.offsets is None
-        text = (self._echoed(piece.index) if first else "") + ("" if self.prepared.is_silent else piece.text)
-        logprobs = self._logprobs(piece.index, piece.prompt_logprobs, piece.logprobs)
-        choice.offsets = choice.offsets or Offsets(self.voice.names, self.voice.special.__contains__)
-        reason = None if piece.result is None else self._reason(piece.result)
-        if text or logprobs or reason or piece.trace:
-            yield self._json(piece.index, text, logprobs, reason)
-
-    def _reason(self, result: Result) -> str:
-        return "length" if self.prepared.is_silent else result.finish_reason
-
-    def _echoed(self, index: int) -> str:
-        return self.prepared.texts[index // self.prepared.params.n] if self.echo else ""
-
-    def _json(self, index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-
-    def _logprobs(self, index: int, prompt: Sequence[TokenLogprob | None], rows: Sequence[TokenLogprob]) -> Json | None:
-        """Parallel lists over the tokens, those of an echoed prompt first."""
-        params, names = self.prepared.params, self.voice.names
-        if params.logprobs is None:
-            return None
-        choice = self.choices[index]
-        choice.offsets = choice.offsets or Offsets(names, self.voice.special.__contains__)
-        rows = () if self.prepared.is_silent else rows
-        ids = [*self.prepared.prompts[index // params.n][: len(prompt)], *(row.token for row in rows)]
-        told = [*prompt, *rows]
-        return {
-            "tokens": [names.name(token) for token in ids],
-            "token_logprobs": [None if row is None else _finite(row.logprob) for row in told],
-            "top_logprobs": [None if row is None else self._top(row) for row in told] if params.logprobs else None,
-            "text_offset": choice.offsets.of(ids),
-        }
-
-    def _top(self, row: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens, and the one that was said."""
-        found: dict[str, float] = {}
-        for token, logprob in (*row.top, (row.token, row.logprob)):
-            found.setdefault(self.voice.names.name(token), _finite(logprob))
-        return found
-
-
-class ChatAnswer(Answer):
-    """`/v1/chat/completions`."""
-
-    prefix = "chatcmpl"
-    whole_kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def opening(self) -> Iterator[Json]:
-        for index in range(len(self.choices)):
-            yield self.chunk([self._json(index, {"role": "assistant", "content": ""})])
-
-    def choice(self, index: int) -> Json:
-        choice = self.choices[index]
-        assert choice.result is not None
-        content: str | None = choice.text
-        message: Json = {"role": "assistant", "refusal": None}
-        if self.prepared.has_tools:
-            said, calls = choice.tools.push(choice.text)
-            content = said + choice.tools.finish()
-            if calls:
-                content = content.strip() or None
-                message["tool_calls"] = [call.to_json() for call in calls]
-        message["content"] = content
-        reason = "tool_calls" if "tool_calls" in message else choice.result.finish_reason
-        logprobs = self._logprobs(choice.logprobs)
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
-
-    def parts(self, piece: Piece) -> Iterator[Json]:
-        choice = self.choices[piece.index]
-        delta: Json = {}
-        text, calls = piece.text, list[Call]()
-        if self.prepared.has_tools:
-            text, calls = choice.tools.push(piece.text)
-            text += choice.tools.finish() if piece.result is not None else ""
-        if text:
-            delta["content"] = text
-        if calls:
-            first = len(choice.calls)
-            choice.calls += calls
-            delta["tool_calls"] = [call.to_json(first + i) for i, call in enumerate(calls)]
-        logprobs = self._logprobs(piece.logprobs) if piece.logprobs else None
-        if delta or logprobs or piece.trace:
-            yield self._json(piece.index, delta, logprobs)
-        if piece.result is not None:
-            reason = "tool_calls" if choice.calls else piece.result.finish_reason
-            yield self._json(piece.index, {}, None, reason)
-
-    def _json(self, index: int, delta: Json, logprobs: Json | None = None, reason: str | None = None) -> Json:
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-
-    def _logprobs(self, rows: Sequence[TokenLogprob]) -> Json | None:
-        if self.prepared.params.logprobs is None:
-            return None
-        content = []
-        for row in rows:
-            top = [self._logprob(token, logprob) for token, logprob in row.top]
-            content.append(self._logprob(row.token, row.logprob) | {"top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-    def _logprob(self, token: int, logprob: float) -> Json:
-        names = self.voice.names
-        return {"token": names.name(token), "logprob": _finite(logprob), "bytes": list(names.bytes(token))}
-
-
-def _finite(logprob: float) -> float:
+def finite(logprob: float) -> float:
+    """What JSON can say of a log-probability."""
     return max(logprob, LEAST_LOGPROB)
