@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider import SamplingParams
 from outrider.request import TokenLogprob
-from outrider.server.bridge import Piece
+from outrider.server.job import Piece
 from outrider.server.pacing import split
 from outrider.server.tokens import Offsets, TokenNames
 from tests.server.test_same_text import of_stream

@@ -1,4 +1,4 @@
-"""From pieces to answers, whole or chunk by chunk: what all have in common; what is ours stands in fields of its own."""
+"""From pieces to answers: what the routes have in common; what is ours stands in fields of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from outrider.record import Tally
 from outrider.request import TokenLogprob
 from outrider.result import Result
-from outrider.server.bridge import Piece
 from outrider.server.errors import ApiError
+from outrider.server.job import Piece
 from outrider.server.prepare import Prepared
 from outrider.server.tokens import Offsets, TokenNames
 from outrider.server.tools import Call, ToolStream

@@ -24,11 +24,12 @@ from outrider import __version__
 from outrider.errors import OutriderError
 from outrider.llm import LLM
 from outrider.server.answer import Answer, Voice
-from outrider.server.bridge import Bridge, Job, closing
+from outrider.server.bridge import Bridge, closing
 from outrider.server.chat import ChatAnswer
 from outrider.server.completion import CompletionAnswer
 from outrider.server.errors import ApiError, of_error, of_validation
 from outrider.server.gate import Gate
+from outrider.server.job import Job
 from outrider.server.metrics import Metrics
 from outrider.server.pacing import Pacer
 from outrider.server.prepare import Prepared, Preparer

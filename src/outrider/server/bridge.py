@@ -2,111 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from outrider.engine.ends import Emission
-from outrider.engine.text import TextStream
 from outrider.errors import OutriderError
 from outrider.llm import LLM
-from outrider.record import CycleTrace, Record
-from outrider.request import Phase, Request, SamplingParams, TokenLogprob
-from outrider.result import Result
+from outrider.record import Record
+from outrider.request import Phase
 from outrider.server.errors import ApiError, of_error
+from outrider.server.job import Job, Piece, Sample
 from outrider.server.metrics import Metrics
 
 TYPICAL_SECONDS = 1.0
 """How long a request is taken to need before any has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one cycle brought to one sample of a job.
-
-    Attributes:
-        index: of the sample: prompt times n plus sample. tokens: the first `num_accepted` were guesses.
-        logprobs: one a token, where asked for. prompt_logprobs: on the first one. trace, seconds: of the cycle,
-            where asked for. result: on the last one.
-    """
-
-    index: int
-    text: str
-    tokens: tuple[int, ...]
-    num_accepted: int
-    logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    trace: CycleTrace | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    result: Result | None = None
-
-
-@dataclass(slots=True)
-class _Sample:
-    """One request of a job on the engine's side."""
-
-    index: int
-    request: Request
-    stream: TextStream
-    inbox: deque[Emission]
-    told: int = 0
-    last: float = 0.0
-
-
-class Job:
-    """Some prompts of one HTTP request, all with the same params, on their way through the engine.
-
-    Iterating gives pieces until every sample has ended, and raises what went wrong; `Bridge.give_up` must follow,
-    whatever happened.
-    """
-
-    def __init__(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, deadline: float | None) -> None:
-        self.prompts = tuple(prompts)
-        self.params = params
-        self.deadline = deadline
-        self.arrived = time.monotonic()
-        self.first_token: float | None = None
-        self.num_samples = len(self.prompts) * params.n
-        self.samples: list[_Sample] = []  # of the engine thread
-        self.is_over = False  # of the engine thread
-        self._left = self.num_samples
-        self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
-
-    def put(self, batch: Sequence[Piece | Exception]) -> None:
-        """Hand pieces over, from the engine's thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._take, batch)
-        except RuntimeError:  # the loop is gone, and with it everybody who could have read them
-            self.is_over = True
-
-    def _take(self, batch: Sequence[Piece | Exception]) -> None:
-        for piece in batch:
-            self._pieces.put_nowait(piece)
-
-    @property
-    def has_piece(self) -> bool:
-        """Whether the next one is there already."""
-        return not self._pieces.empty()
-
-    def __aiter__(self) -> Job:
-        return self
-
-    async def __anext__(self) -> Piece:
-        if not self._left:
-            raise StopAsyncIteration
-        piece = await self._pieces.get()
-        if isinstance(piece, Exception):
-            self._left = 0
-            raise piece
-        self._left -= piece.result is not None
-        return piece
 
 
 class Bridge:
@@ -223,7 +136,7 @@ class Bridge:
                 for request in self.llm.requests(prompt, job.params):
                     inbox: deque[Emission] = deque()
                     stream = self.llm.begin(request, inbox)
-                    job.samples.append(_Sample(len(job.samples), request, stream, inbox))
+                    job.samples.append(Sample(len(job.samples), request, stream, inbox))
         except Exception as error:  # whatever it is, it is this request's alone
             self._fail(job, error)
 
@@ -280,7 +193,7 @@ class Bridge:
             self._seconds += 0.1 * (now - job.arrived - self._seconds)
             self._end(job)
 
-    def _piece(self, job: Job, sample: _Sample, emission: Emission, record: Record | None, now: float) -> Piece:
+    def _piece(self, job: Job, sample: Sample, emission: Emission, record: Record | None, now: float) -> Piece:
         request, first, count = sample.request, sample.told, len(emission.tokens)
         is_last = request.is_finished and not sample.inbox
         if count:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from outrider.request import TokenLogprob
 from outrider.server.answer import Answer, Json, finite
-from outrider.server.bridge import Piece
+from outrider.server.job import Piece
 from outrider.server.tools import Call
 
 

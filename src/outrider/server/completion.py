@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from outrider.request import TokenLogprob
 from outrider.result import Result
 from outrider.server.answer import Answer, Json, Voice, finite
-from outrider.server.bridge import Piece
+from outrider.server.job import Piece
 from outrider.server.prepare import Prepared
 from outrider.server.tokens import Offsets
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from outrider.server.bridge import Job, Piece
+from outrider.server.job import Job, Piece
 from outrider.server.tokens import TokenNames
 
 SHARE = 0.9
