@@ -40,9 +40,14 @@ def test_commands_parse(line):
     assert {word for word in words if word.startswith("--")} <= known
 
 
-def test_options_exist():
+def commands_known(app: typer.Typer) -> set[str]:
+    """Every option of every verb."""
     group = typer.main.get_command(app)
-    known = {name for v in group.commands.values() for p in v.params for name in (*p.opts, *p.secondary_opts)}
+    return {name for v in group.commands.values() for p in v.params for name in (*p.opts, *p.secondary_opts)}
+
+
+def test_options_exist():
+    known = commands_known(app)
     named = set(re.findall(r"`(?:[^`]* )?(--[a-z-]+)[^`]*`", README.replace("--extra-index-url", "")))
     assert {"--drafter-model", "--no-adaptive"} <= named <= known
 

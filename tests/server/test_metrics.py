@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from outrider.server import metrics
 from outrider.server.logs import JsonFormatter
 from tests.server.conftest import live, open_tiny
 
@@ -16,6 +19,9 @@ from tests.server.conftest import live, open_tiny
 def own(folder):
     with live(open_tiny(folder)) as served:
         yield served
+
+
+METRIC = re.compile(r"\boutrider_\w+")
 
 
 def figures(http) -> dict[tuple[str, ...], float]:
@@ -81,3 +87,14 @@ def test_a_log_line_is_one_line(caplog) -> None:
     line = JsonFormatter().format(caplog.records[-1])
     assert "\n" not in line
     assert "two\nlines" in json.loads(line)["exception"]
+
+
+def test_the_dashboard_asks_for_what_there_is(own) -> None:
+    dashboard = json.loads((Path(metrics.__file__).parent / "dashboard.json").read_text())
+    asked = {name for panel in dashboard["panels"] for t in panel["targets"] for name in METRIC.findall(t["expr"])}
+    with own.http() as http:
+        http.post("/v1/completions", json={"prompt": "abc the abc the", "max_tokens": 30, "temperature": 0})
+        text = http.get("/metrics").text
+    there = set(METRIC.findall(text))
+    assert len(asked) > 15
+    assert asked <= there

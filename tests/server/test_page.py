@@ -104,7 +104,7 @@ def test_a_token_tells_of_itself_by_pointer_and_by_keyboard(page) -> None:
     assert "guessed at depth" in card
     assert "p (target)\t1.00" in card
     assert " ms" in card
-    assert page.locator("#card tr").count() == 4 + 5
+    assert page.locator("#card tr").count() == 4 + 1 + 5
     nodes = page.locator("#tree g").count()
     assert nodes >= 2
     assert page.locator("#tree g.accepted").count() >= 1

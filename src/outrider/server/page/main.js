@@ -161,6 +161,8 @@ function clear() {
   state.messages = [];
   Object.values(panes).forEach((pane) => pane.clear());
   for (const id of ["verdict", "clock-plain", "clock-guessed"]) $(id).textContent = "";
+  $("tree").replaceChildren();
+  $("cycle-text").textContent = "Choose a token to see the tree that it came from.";
   showSums(new Sums());
 }
 

@@ -102,6 +102,7 @@ export class TokenText {
       ["p (target)", chance(token.p)],
       ["q (drafter)", chance(token.q)],
       ["cycle", `${token.cycle.tokens.length} tokens in ${milliseconds(token.cycle.seconds.total)}`],
+      ...(token.top.length ? [["likeliest", "by the model's own law"]] : []),
       ...token.top.map(([name, logprob]) => [JSON.stringify(name), `${(100 * Math.exp(logprob)).toFixed(1)} %`]),
     ];
     for (const row of rows) {

@@ -54,9 +54,9 @@ export class Sums {
     return this.cycles ? 1 + this.accepted / this.cycles : null;
   }
 
-  /** Tokens per second since the first one. */
+  /** Tokens per second since the first one; null until there is time enough to tell. */
   speed(at) {
     const first = this.rows[0];
-    return first && at > first.at ? (this.tokens - first.count) / (at - first.at) : null;
+    return first && at > first.at + 0.05 ? (this.tokens - first.count) / (at - first.at) : null;
   }
 }
