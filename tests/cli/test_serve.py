@@ -46,7 +46,7 @@ def test_values_arrive(run, engines, monkeypatch, tmp_path, words) -> None:
         made.append(config)
         raise ConfigError("that will do")
 
-    monkeypatch.setattr("outrider.server.app.Server.of", of)
+    monkeypatch.setattr("outrider.server.service.Server.of", of)
     name, value = GIVEN[words]
     value = str(keys) if value == "{keys}" else value
     assert run("serve", "m", *words.replace("{keys}", str(keys)).split()).code == 2

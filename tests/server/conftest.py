@@ -15,8 +15,8 @@ import openai
 import pytest
 
 from outrider import LLM
-from outrider.server.app import Server
 from outrider.server.run import Runner
+from outrider.server.service import Server
 from outrider.server.settings import ServeConfig
 from tests.server.tiny_chat import save_tiny_chat
 

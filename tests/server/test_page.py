@@ -156,7 +156,7 @@ def test_a_saved_trace_opens_again(page, tmp_path: Path) -> None:
     assert (said(page), page.inner_text("#f-tau")) == (text, tau)
     (tmp_path / "other.json").write_text("{}")
     page.set_input_files("#open", tmp_path / "other.json")
-    assert "no trace" in page.locator("#problem").inner_text()
+    page.locator("#problem", has_text="no trace").wait_for()
 
 
 @needs_browser

@@ -65,7 +65,7 @@ COMPLETIONS = [
     ({"speculation": {"acceptance": "rejection"}}, "speculation.acceptance", "verifies by 'match'"),
     ({"speculation": {"acceptance": "lossy"}}, "speculation.acceptance", "'match' or 'rejection'"),
     ({"speculation": {"width": 0}}, "speculation.width", "greater than or equal to 1"),
-    ({"timeout": 0}, "timeout", "greater than 0"),
+    ({"timeout": 0.5}, "timeout", "greater than or equal to 1"),
     ({"logprobs_mode": "cooked"}, "logprobs_mode", "'raw' or 'warped'"),
     ({"messages": []}, "messages", "not supported"),
 ]
@@ -133,7 +133,9 @@ def test_a_body_that_is_none(served, content) -> None:
 def test_paths_and_methods(served) -> None:
     with served.http() as http:
         refusal(http.get("/v1/nothing"), 404)
-        refusal(http.get("/v1/completions"), 405)
+        answer = http.get("/v1/completions")
+        refusal(answer, 405)
+        assert answer.headers["allow"] == "POST"
         refusal(http.post("/v1/models"), 405)
         refusal(http.get("/v1/models/another"), 404)
         refusal(http.post("/v1/completions", content=b"prompt=a"))

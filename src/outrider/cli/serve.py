@@ -21,9 +21,9 @@ def serve(model: Model, *, settings: Settings) -> None:
     config = ServeConfig(**settings.serve)
     config.keys()  # a wrong file is refused before the model is loaded
     try:
-        from outrider.server.app import Server
         from outrider.server.logs import JsonFormatter
         from outrider.server.run import Runner
+        from outrider.server.service import Server
     except ImportError as error:
         raise ConfigError(f'the server needs {error.name}, which is not here: install "outrider[serve]"') from error
     handler = logging.StreamHandler(sys.stderr)

@@ -103,7 +103,7 @@ class Ask(Form):
     grammar: GrammarSpec | None = None
     speculation: Speculation | None = None
     stream_smoothing: bool | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
+    timeout: Annotated[float, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Ask:

@@ -13,8 +13,9 @@ from types import FrameType
 import uvicorn
 
 from outrider.errors import ConfigError
-from outrider.server.app import Server, create_app
+from outrider.server.app import create_app
 from outrider.server.bridge import Bridge
+from outrider.server.service import Server
 
 LAST_WORDS = 5.0
 """Seconds for answers that were failed to reach their clients."""

@@ -1,0 +1,150 @@
+"""Minutes of random load: aborts, floods, malformed bodies, slow readers; no leak, no wrong answer, no other 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from outrider import SamplingParams
+from tests.server.conftest import live, open_tiny
+
+SECONDS = float(os.environ.get("OUTRIDER_SOAK_SECONDS", "90"))
+CLIENTS = 12
+ALLOWED = {200, 400, 404, 405, 413, 429, 504}
+
+
+def memory() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def body(rng: random.Random) -> dict:
+    """Something that may be asked, from few enough to be compared with what each gives alone."""
+    asked = {
+        "prompt": f"abc the {rng.randrange(6)} " * rng.choice((1, 1, 12)),
+        "seed": rng.randrange(3),
+        "max_tokens": rng.choice((1, 7, 40, 90)),
+        "temperature": rng.choice((0, 1)),
+    }
+    more = rng.choice(({}, {"stop": "a"}, {"frequency_penalty": 1}, {"top_k": 5}, {"grammar": {"regex": "[a-f]{9}"}}))
+    return {**asked, **more}
+
+
+class Soak:
+    """What the clients do, and what they got."""
+
+    def __init__(self, url: str, rng: random.Random) -> None:
+        self.url = url
+        self.rng = rng
+        self.texts: dict[str, str] = {}
+        self.statuses: dict[int, int] = {}
+        self.until = time.monotonic() + SECONDS
+
+    def got(self, asked: dict, text: str) -> None:
+        key = json.dumps(asked, sort_keys=True)
+        assert self.texts.setdefault(key, text) == text, f"two texts for {key}"
+
+    async def client(self) -> None:
+        while time.monotonic() < self.until:
+            verb = self.rng.choice((self.whole, self.whole, self.stream, self.leave, self.malformed, self.flood))
+            async with httpx.AsyncClient(base_url=self.url, timeout=120) as http:
+                await verb(http)
+
+    async def whole(self, http: httpx.AsyncClient) -> None:
+        asked = body(self.rng)
+        answer = await http.post("/v1/completions", json=asked)
+        self.count(answer.status_code)
+        if answer.status_code == 200:
+            self.got(asked, answer.json()["choices"][0]["text"])
+
+    async def stream(self, http: httpx.AsyncClient) -> None:
+        asked, text, is_slow = body(self.rng), "", self.rng.random() < 0.3
+        async with http.stream("POST", "/v1/completions", json={**asked, "stream": True}) as answer:
+            self.count(answer.status_code)
+            if answer.status_code != 200:
+                return
+            async for line in answer.aiter_lines():
+                if is_slow:
+                    await asyncio.sleep(self.rng.random() * 0.05)
+                if line.startswith("data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        return
+                    text += "".join(choice["text"] for choice in event["choices"])
+        self.got(asked, text)
+
+    async def leave(self, http: httpx.AsyncClient) -> None:
+        try:
+            async with asyncio.timeout(self.rng.random() * 0.2):
+                await http.post("/v1/completions", json={**body(self.rng), "n": self.rng.choice((1, 3))})
+        except TimeoutError:
+            self.count(0)
+
+    async def malformed(self, http: httpx.AsyncClient) -> None:
+        good = json.dumps(body(self.rng)).encode()
+        cut = self.rng.randrange(len(good))
+        junk = self.rng.choice((good[:cut], good[:cut] + b"\xff" + good[cut:], b"[" * 5000, b"x" * 300_000))
+        path = self.rng.choice(("/v1/completions", "/v1/chat/completions", "/tokenize", "/nothing"))
+        answer = await http.post(path, content=junk, headers={"Content-Type": "application/json"})
+        self.count(answer.status_code)
+        assert answer.status_code != 200
+        assert set(answer.json()) == {"error"}
+
+    async def flood(self, http: httpx.AsyncClient) -> None:
+        asked = {**body(self.rng), "max_tokens": 3}
+        answers = await asyncio.gather(*(http.post("/v1/completions", json=asked) for _ in range(16)))
+        for answer in answers:
+            self.count(answer.status_code)
+            if answer.status_code == 429:
+                assert int(answer.headers["retry-after"]) > 0
+            elif answer.status_code == 200:
+                self.got(asked, answer.json()["choices"][0]["text"])
+
+    def count(self, status: int) -> None:
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+        assert status in ALLOWED | {0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS * 3 + 600)
+def test_nothing_leaks_and_no_answer_is_wrong(folder) -> None:
+    llm = open_tiny(folder, num_slots=1200, max_context=512, block_size=4, max_requests=8)
+    warm = 0
+    with live(llm, max_queue=24, max_body=100_000, request_timeout=60.0) as served:
+        soak = Soak(served.url, random.Random(0))
+
+        async def everybody() -> None:
+            nonlocal warm
+            clients = [asyncio.create_task(soak.client()) for _ in range(CLIENTS)]
+            await asyncio.sleep(SECONDS / 3)
+            gc.collect()
+            warm = memory()
+            await asyncio.gather(*clients)
+
+        asyncio.run(everybody())
+        served.settle()
+        gc.collect()
+        grown = memory() / warm
+        with served.http() as http:
+            assert http.get("/ready").json()["open"] == 0
+    assert {200, 400, 429, 0} <= set(soak.statuses)
+    assert len(soak.texts) > 50
+    assert grown < 1.05, f"memory grew to {grown:.3f} of what it was"
+    for key, text in soak.texts.items():
+        asked = json.loads(key)
+        grammar = asked.pop("grammar", None)
+        if grammar:
+            asked["automaton"] = served.server.preparer.grammars.regex(grammar["regex"])
+        asked["stop"] = (asked["stop"],) if "stop" in asked else ()
+        prompt = asked.pop("prompt")
+        floats = {name: float(asked[name]) for name in ("temperature", "frequency_penalty") if name in asked}
+        (alone,) = llm.generate(prompt, SamplingParams(**{**asked, **floats, "speculation": False}), raw=True)
+        assert alone.text == text, key
