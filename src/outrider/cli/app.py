@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, prove, replies, report, serve, train
+from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, load, prove, replies, report, serve, train
 
 app = typer.Typer(
     name="outrider",
@@ -38,6 +38,7 @@ for verb in (
     generate.generate,
     chat.chat,
     serve.serve,
+    load.load,
     check.check,
     bench.bench,
     report.report,

@@ -1,0 +1,40 @@
+"""`outrider load`: one object or a table, and wrong options in one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.server.conftest import live, open_tiny
+from tests.server.tiny_chat import save_tiny_chat
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with live(open_tiny(save_tiny_chat(tmp_path_factory.mktemp("load")))) as server:
+        yield server
+
+
+def test_the_verb_prints_one_object(served, run) -> None:
+    ran = run("load", served.url, "--clients", "1", "--clients", "2", "--rate", "40", "--requests", "3", "--json",
+              "--max-tokens", "5", "--body", '{"speculation": {"enabled": false}, "ignore_eos": true}')  # fmt: skip
+    assert ran.code == 0, ran.err
+    told = json.loads(ran.out.splitlines()[-1])
+    assert [each["level"] for each in told["loads"]] == ["1 clients", "2 clients", "40 requests/s"]
+    assert all(each["tau"] == 1.0 and each["failed"] == 0 for each in told["loads"])
+    shown = run("load", served.url, "--clients", "1", "--requests", "1", "--max-tokens", "2")
+    assert shown.code == 0
+    assert "seconds at P50" in shown.out
+
+
+def test_wrong_options_are_refused(run) -> None:
+    for words, said in (
+        (["--rate", "0"], "rate is out of range"),
+        (["--body", "{"], "no JSON"),
+        (["--body", "[]"], "no JSON object"),
+        (["--api-key-file", "nowhere"], "cannot be read"),
+    ):
+        ran = run("load", "http://127.0.0.1:9", *words)
+        assert ran.code == 2
+        assert said in ran.err
