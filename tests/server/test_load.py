@@ -111,7 +111,7 @@ def test_a_full_queue_says_when_to_come_again(folder) -> None:
             thread.join()
         served.settle()
         assert http.post("/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
-        refusal(http.post("/v1/completions", json={**LONG, "n": 3}), 429)
+        refusal(http.post("/v1/completions", json={**LONG, "n": 3}), 400)
 
 
 def test_a_deadline_ends_a_request(small, monkeypatch) -> None:

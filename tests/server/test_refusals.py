@@ -34,6 +34,10 @@ COMPLETIONS = [
     ({"stop": ""}, "stop", "non-empty"),
     ({"stop": [""]}, "stop", "non-empty"),
     ({"stop": 5}, "stop", "valid"),
+    ({"stop": ["a"] * 65}, "stop", "at most 64"),
+    ({"stop": "a" * 1001}, "stop", "at most 1000"),
+    ({"bad_words": ["a"] * 1001}, "bad_words", "at most 1000"),
+    ({"prompt": ["a"] * 129}, "n", "129 prompts"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "no token id"),
     ({"logit_bias": {"9999": 1}}, "logit_bias", "ids end at 264"),
     ({"bad_words": [""]}, "bad_words", "non-empty"),
@@ -71,6 +75,7 @@ COMPLETIONS = [
 ]
 CHATS = [
     ({"messages": []}, "messages", "at least 1"),
+    ({"n": 1000}, "n", "over 128 samples"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "'system'"),
     ({"messages": [{"role": "user"}]}, "messages.0", "content, or tool_calls"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "'text'"),

@@ -58,11 +58,15 @@ class Bridge:
         """Queue a job.
 
         Raises:
-            ApiError: 429 where the queue is full, 503 where the server is stopping.
+            ApiError: 429 where the queue is full, 400 where it could never hold so many, 503 where the server stops.
         """
         with self._lock:
             if self.is_closing or not self.is_alive:
                 raise closing()
+            if job.num_samples > self.max_open:
+                raise ApiError(
+                    400, f"{job.num_samples} samples are more than the queue holds ({self.max_open}): ask for less"
+                )
             if self._num_open + job.num_samples > self.max_open:
                 self.metrics.refused.labels("queue_full").inc()
                 raise ApiError(
@@ -108,7 +112,12 @@ class Bridge:
                 if self._jobs:
                     self._cycle()
         finally:
-            self.is_closing = True
+            with self._lock:  # nothing is handed in behind this, whatever ended the loop
+                self.is_closing = True
+            while not self._commands.empty():
+                verb, job = self._commands.get()
+                if job is not None and verb == "begin":
+                    self._jobs.append(job)
             for job in tuple(self._jobs):
                 self._fail(job, closing())
             self.metrics.gauge(self.llm)

@@ -71,8 +71,10 @@ def of_validation(problems: list[dict[str, Any]], known: list[str]) -> ApiError:
     Args:
         known: names of the fields that there are.
     """
-    # Of a union each member complains; the deepest knows best which one was meant.
-    problem = max(problems, key=lambda p: (p["type"] == "extra_forbidden", len(p["loc"])))
+    # Of a union each form complains; one that has no quarrel with the type, and the deepest, was meant.
+    problem = max(
+        problems, key=lambda p: (p["type"] == "extra_forbidden", not p["type"].endswith("_type"), len(p["loc"]))
+    )
     path = [str(part) for part in problem["loc"] if part != "body" and not _is_form(str(part))]
     name = ".".join(path) or None
     if problem["type"] == "extra_forbidden":
@@ -89,4 +91,4 @@ def of_validation(problems: list[dict[str, Any]], known: list[str]) -> ApiError:
 
 def _is_form(part: str) -> bool:
     """Whether a part of a problem's place names one form of several that a value may have, and no field."""
-    return part in ("str", "int") or "[" in part
+    return part in ("str", "int", "constrained-str") or "[" in part

@@ -23,7 +23,7 @@ OPEN_PATHS = ("/health", "/ready", "/")
 OPEN_FOLDER = "/page/"
 BODY_SECONDS = 60.0
 """A body that takes longer is no longer waited for."""
-REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:

@@ -67,12 +67,12 @@ class Preparer:
             raise ApiError(
                 400, "max_tokens=0 asks for nothing: give at least 1, or echo the prompt", param="max_tokens"
             )
-        prompts = [self.llm.encode(prompt, raw=True) for prompt in ask.prompts()]
-        if not prompts:
+        given = ask.prompts()
+        if not given:
             raise ApiError(400, "the prompt is empty: give at least one", param="prompt")
-        texts = tuple(
-            prompt if isinstance(prompt, str) else self.llm.prompts.decode(prompt) for prompt in ask.prompts()
-        )
+        self._check_samples(len(given), ask.n or 1)  # before so many are tokenized
+        prompts = [self.llm.encode(prompt, raw=True) for prompt in given]
+        texts = tuple(prompt if isinstance(prompt, str) else self.llm.prompts.decode(prompt) for prompt in given)
         logprobs = {} if ask.logprobs is None else {"logprobs": self._top("logprobs", ask.logprobs)}
         if ask.echo and ask.logprobs is not None:
             logprobs["prompt_logprobs"] = ask.logprobs
@@ -87,6 +87,7 @@ class Preparer:
         """
         tools = [tool.model_dump(exclude_none=True) for tool in ask.tools or ()]
         form = None
+        self._check_samples(1, ask.n or 1)
         automaton = self._grammar(ask)
         if tools and ask.tool_choice != "none":
             form = ToolFormat(str(self.llm.tokenizer.chat_template))
@@ -127,13 +128,15 @@ class Preparer:
         seed = given.setdefault("seed", secrets.randbits(SEED_BITS))
         given["max_tokens"] = self._limit(prompts, max_tokens)
         params = SamplingParams.of(**given, **told, **self._speculation(ask.speculation), automaton=automaton)
-        if len(prompts) * params.n > self.config.max_samples:
+        return Prepared(tuple(prompts), (), params, seed)
+
+    def _check_samples(self, num_prompts: int, n: int) -> None:
+        if num_prompts * n > self.config.max_samples:
             raise ApiError(
                 400,
-                f"{len(prompts)} prompts times n={params.n} are over {self.config.max_samples} samples: ask for less",
+                f"{num_prompts} prompts times n={n} are over {self.config.max_samples} samples: ask for less",
                 param="n",
             )
-        return Prepared(tuple(prompts), (), params, seed)
 
     def _limit(self, prompts: list[tuple[int, ...]], wanted: int | None) -> int | None:
         """Completion tokens, or None for as many as the context holds."""

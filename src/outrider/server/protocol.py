@@ -11,6 +11,8 @@ from outrider.request import LogprobsMode
 
 Count = Annotated[int, Field(ge=0)]
 TokenIds = list[int]
+StopText = Annotated[str, Field(max_length=1000)]
+"""Stop strings and bad words are looked at for every token, so one request with many would slow down all others."""
 
 
 class Form(BaseModel):
@@ -86,7 +88,7 @@ class Ask(Form):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -95,8 +97,8 @@ class Ask(Form):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    bad_words: list[str | TokenIds] | None = None
-    stop_token_ids: TokenIds | None = None
+    bad_words: Annotated[list[str | TokenIds], Field(max_length=1000)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=1000)] | None = None
     ignore_eos: bool | None = None
     logprobs_mode: Literal["raw", "warped"] | None = None
     response_format: ResponseFormat | None = None
