@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider import SamplingParams
+from outrider.server.protocol import CompletionAsk
 
 PROMPT = "abc the é, abc"
 
@@ -103,6 +104,16 @@ def test_a_chat_without_a_limit_goes_to_the_end_of_the_context(served, client) -
     )
     assert answer.usage.total_tokens == served.llm.resolved.max_context
     assert answer.choices[0].finish_reason == "length"
+
+
+def test_null_is_the_default(served) -> None:
+    fields = {name: None for name in CompletionAsk.model_fields if name != "prompt"}
+    with served.http() as http:
+        asked = {**fields, "prompt": "ab", "seed": 5, "ignore_eos": True}
+        found = http.post("/v1/completions", json=asked).json()
+        short = http.post("/v1/completions", json={"prompt": "ab", "seed": 5, "ignore_eos": True}).json()
+    assert found["choices"] == short["choices"]
+    assert found["usage"]["completion_tokens"] == 16
 
 
 def test_models_tell_how_exact_they_are(served, client) -> None:

@@ -21,6 +21,9 @@ from outrider.server.tools import ToolFormat
 SEED_BITS = 53
 """Of a seed that is drawn here: JavaScript's numbers hold no more."""
 
+DEFAULT_TOKENS = 16
+"""Of a completion, as OpenAI's; a chat goes on to the end of the context."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -76,7 +79,8 @@ class Preparer:
         logprobs = {} if ask.logprobs is None else {"logprobs": self._top("logprobs", ask.logprobs)}
         if ask.echo and ask.logprobs is not None:
             logprobs["prompt_logprobs"] = ask.logprobs
-        prepared = self._prepared(ask, prompts, ask.max_tokens or 1, logprobs, self._grammar(ask))
+        wanted = DEFAULT_TOKENS if ask.max_tokens is None else max(1, ask.max_tokens)
+        prepared = self._prepared(ask, prompts, wanted, logprobs, self._grammar(ask))
         return Prepared(prepared.prompts, texts, prepared.params, prepared.seed, is_silent=ask.max_tokens == 0)
 
     def chat(self, ask: ChatAsk) -> Prepared:

@@ -136,7 +136,7 @@ class CompletionAsk(Ask):
     """The body of `/v1/completions`; `prompt` is one or several texts, or their token ids."""
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
-    max_tokens: Count | None = 16
+    max_tokens: Count | None = None
     logprobs: Count | None = None
     echo: bool | None = None
 
