@@ -168,6 +168,33 @@ def test_one_that_fails_on_its_way_fails_alone(served, client, events) -> None:
     assert client.completions.create(model="tiny", prompt="a", max_tokens=3).usage.completion_tokens == 3
 
 
+def test_what_fails_in_handing_one_over_fails_that_one_alone(folder, monkeypatch) -> None:
+    llm = open_tiny(folder, num_slots=2048)
+    result = llm.result
+
+    def broken(request, stream):
+        if request.params.seed == 13:
+            raise ZeroDivisionError
+        return result(request, stream)
+
+    monkeypatch.setattr(llm, "result", broken)
+    with live(llm) as served, served.http() as http:
+        refusal(http.post("/v1/completions", json={**TEXT, "seed": 13}), 500)
+        assert http.post("/v1/completions", json={**TEXT, "seed": 14}).status_code == 200
+        served.settle()
+
+
+def test_an_engine_thread_that_dies_is_told_of_and_leaves_nobody_waiting(folder, monkeypatch) -> None:
+    with live(open_tiny(folder, num_slots=2048)) as served, served.http() as http:
+        monkeypatch.setattr(served.server.bridge, "_expire", lambda: 1 / 0)
+        monkeypatch.setattr("threading.excepthook", lambda _: None)  # what it died of is the log's
+        assert "shutting down" in refusal(http.post("/v1/completions", json=TEXT), 503)["message"]
+        refusal(http.post("/v1/completions", json=TEXT), 503)
+        assert http.get("/health").status_code == 503
+        assert http.get("/ready").status_code == 503
+        assert served.server.bridge.num_open == 0
+
+
 def test_a_fault_of_ours_is_told_to_the_log_alone(folder, caplog) -> None:
     llm = open_tiny(folder, num_slots=2048)
     with live(llm) as served, served.http() as http:

@@ -187,7 +187,10 @@ class Bridge:
             return
         now = time.monotonic()
         for job in tuple(self._jobs):
-            self._deliver(job, record, now)
+            try:
+                self._deliver(job, record, now)
+            except Exception as error:  # as in `_begin`: nobody else suffers from it
+                self._fail(job, error)
         if record is not None:
             self.metrics.cycle(record, self.llm)
 
