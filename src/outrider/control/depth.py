@@ -94,7 +94,6 @@ class Control:
         self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
     ) -> dict[int, Budget]:
         """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
-        self._widths = {r.id: r.params.width for r in requests if r.params.width is not None}
         budgets = self._guesses(requests, grades, self.ranks) if self.depth else {}
         if self.extra_rows and self.depth:
             self._spare(requests, budgets)
@@ -107,6 +106,7 @@ class Control:
         return self._guesses(requests, MappingProxyType({}), ranks=False) if self.depth else {}
 
     def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool) -> dict[int, Budget]:
+        self._widths = {r.id: r.params.width for r in requests if r.params.width is not None}
         caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
         self._lag = {request.id: request.num_tokens - self._read.get(request.id, 0) for request in requests}
         if not self.adaptive:

@@ -158,7 +158,7 @@ class Pipeline:
         if not request.output or engine.scheduler.num_pending(request) > 1 or request.id in self._grounded:
             return False
         context = engine._contexts[request.id]
-        if params.logprobs is not None or context.warps(context.position):
+        if params.logprobs is not None or params.trace or context.warps(context.position):
             return False
         return engine.acceptance == "match" or context.temperature == 0
 
@@ -180,7 +180,7 @@ class Pipeline:
             return Outline()
         if control.adaptive:
             deepest = max(depth for depth in DEPTHS if depth <= deepest)
-        width = max(budget.width for budget in budgets.values())
+        width = min(budget.width for budget in budgets.values() if budget.depth)  # no wider than anyone allows
         nodes = deepest if width == 1 else min(control.nodes, deepest * width, rows)
         return Outline(min(deepest, nodes), width, nodes, 1 + max(deepest, self._depth))
 
