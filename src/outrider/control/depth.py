@@ -106,8 +106,8 @@ class Control:
         return self._guesses(requests, MappingProxyType({}), ranks=False) if self.depth else {}
 
     def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool) -> dict[int, Budget]:
-        self._widths = {r.id: r.params.width for r in requests if r.params.width is not None}
         caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
+        self._widths = {r.id: r.params.width for r in requests if r.params.width is not None}
         self._lag = {request.id: request.num_tokens - self._read.get(request.id, 0) for request in requests}
         if not self.adaptive:
             return self._budgets(caps, grades)

@@ -160,6 +160,8 @@ class Pipeline:
         context = engine._contexts[request.id]
         if params.logprobs is not None or params.trace or context.warps(context.position):
             return False
+        if params.width is not None:  # trees on the device have one outline for all
+            return False
         return engine.acceptance == "match" or context.temperature == 0
 
     def _num_aloft(self, request: Request) -> int:
@@ -180,7 +182,7 @@ class Pipeline:
             return Outline()
         if control.adaptive:
             deepest = max(depth for depth in DEPTHS if depth <= deepest)
-        width = min(budget.width for budget in budgets.values() if budget.depth)  # no wider than anyone allows
+        width = max(budget.width for budget in budgets.values())
         nodes = deepest if width == 1 else min(control.nodes, deepest * width, rows)
         return Outline(min(deepest, nodes), width, nodes, 1 + max(deepest, self._depth))
 
