@@ -251,7 +251,7 @@ def test_the_law_of_the_first_tokens_is_that_of_plain_decoding(open_llm: Open, a
 def test_what_speculation_may_not_change_silently(open_llm: Open) -> None:
     """Fault 35: every resolved setting but the drafter's own is the same with speculation off."""
     off, on = (open_llm(drafter=name).describe() for name in ("none", "ngram"))
-    own = {"drafter", "depth", "nodes", "adaptive", "reasons", "pass_seconds", "memory"}
+    own = {"drafter", "depth", "nodes", "adaptive", "reasons", "pass_seconds", "memory", "start"}
     assert {k: v for k, v in off.items() if k not in own} == {k: v for k, v in on.items() if k not in own}
     assert off["memory"]["slots"] == on["memory"]["slots"]
 
