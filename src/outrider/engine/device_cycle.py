@@ -146,10 +146,7 @@ class CycleGraphs:
         """A graph of this cycle, tried and captured over empty seats; None where the pool has no room for it."""
         pool, device = self.pool, index.device
         nbytes = pool.warm_up(device, partial(run, index)) + OWN_BYTES
-        while nbytes <= pool.limit and not pool.has_room(nbytes) and self._captured:
-            with pool.counted(device):
-                del self._captured[next(iter(self._captured))]
-        if not pool.has_room(nbytes):
+        if not pool.make_room(device, nbytes, self._captured):
             self.note = (
                 f"some cycles run without a CUDA graph, slower: one of {index.shape[0]} requests may take "
                 f"{nbytes / 2**20:.0f} MiB and {pool.limit / 2**20:.0f} MiB are planned for all"

@@ -45,6 +45,13 @@ class GraphPool:
         """Whether a graph of a pass that takes `nbytes` may be taken."""
         return self._held_now() + nbytes <= self.limit
 
+    def make_room(self, device: torch.device, nbytes: int, captured: dict[Any, Any]) -> bool:
+        """Let graphs of `captured`, used longest ago first, give way until one of `nbytes` has room; whether it has."""
+        while nbytes <= self.limit and not self.has_room(nbytes) and captured:
+            with self.counted(device):
+                del captured[next(iter(captured))]
+        return self.has_room(nbytes)
+
     def keep(self, graph: Any, nbytes: int = 0) -> None:
         """Count a graph as living until nobody refers to it; `nbytes` were taken for it before it was `counted`."""
         self._graphs.add(graph)

@@ -116,10 +116,7 @@ class PassGraphs:
         pool, device = self.pool, static.tokens.device
         own = _nbytes(static)
         nbytes = self._warm_up(run, static, owner) + own + OWN_BYTES
-        while nbytes <= pool.limit and not pool.has_room(nbytes) and shelf.captured:
-            with pool.counted(device):
-                del shelf.captured[next(iter(shelf.captured))]
-        if not pool.has_room(nbytes):
+        if not pool.make_room(device, nbytes, shelf.captured):
             self.note = (
                 f"some passes run without a CUDA graph, slower: one of {static.num_rows} rows may take "
                 f"{nbytes / 2**20:.0f} MiB and {pool.limit / 2**20:.0f} MiB are planned for all"
