@@ -12,6 +12,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LEAST_CAPABILITY = (9, 0)
 """Of a GPU that launches a kernel while the one before it still runs."""
+UNFUSED: dict[str, Any] = {"enable_fp_fusion": False}
+"""Keywords of a launch whose multiplications and additions round one by one. Else the compiler joins the pairs that it
+finds in one layout, which are others for each tile."""
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

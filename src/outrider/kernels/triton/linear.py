@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.kernels.packing import GROUP
 from outrider.kernels.triton.head import draw_rows
-from outrider.kernels.triton.launch import launch_options, on_device
+from outrider.kernels.triton.launch import UNFUSED, launch_options, on_device
 from outrider.kernels.triton.multiply import multiply
 from outrider.kernels.triton.rows import lookup_rows
 
@@ -135,6 +135,7 @@ class TritonLinear:
                 IS_GATED=activation is not None,
                 IS_GELU=activation == "gelu_tanh",
                 **self._options(tile, x.device),
+                **UNFUSED,
             )
 
     def draw(

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.packing import GROUP
-from outrider.kernels.triton.launch import begin, launch_options, on_device
+from outrider.kernels.triton.launch import UNFUSED, begin, launch_options, on_device
 
 STRETCH = 1024
 """Numbers of a row that one program of a gate or a lookup takes."""
@@ -59,6 +59,7 @@ def gate_rows(gate_up: Tensor, is_gelu: bool, out: Tensor | None, overlap: bool)
                 OVERLAP=overlap,
                 num_warps=4,
                 **launch_options(overlap),
+                **UNFUSED,
             )
     return out
 
