@@ -51,7 +51,9 @@ def large(tmp_path_factory) -> str:
 
 
 def opened(folder: str, shape: dict[str, Any], drafter: str, **own: Any) -> LLM:
-    settings = artefacts.settings(drafter, make_target(make_module("llama", **shape))) if drafter != "none" else {}
+    tokenizer = make_tokenizer(shape.get("vocab_size", 128))
+    target = make_target(make_module("llama", **shape), tokenizer)
+    settings = artefacts.settings(drafter, target) if drafter != "none" else {}
     llm = LLM(folder, device="cuda", drafter=drafter, num_slots=4096, self_test=False, **settings, **own)
     llm.engine.strict = True
     return llm

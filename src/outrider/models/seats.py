@@ -154,11 +154,16 @@ def tree_rows(crew: Crew, tree: DeviceTree | None, outline: Outline) -> TreeRows
             paths = _paths(tree.ancestry, outline)
     # The root's key lies at n - 1, the nodes' behind it whatever their depths.
     batch, named = crew.batch(Relative(tokens, depths, steps, paths, crew.levels.clamp(min=0)))
-    said = named.view(size, -1)[:, 1:].flatten()
+    said = _of_nodes(named, size)
     parents = (said if tree is None else tree.parents.flatten()).to(torch.int32)
     first = torch.arange(size + 1, dtype=torch.int32, device=device)
     trees = Trees(said, parents, first * nodes, first[:-1] * (nodes + 1), nodes, outline.depth)
-    return TreeRows(batch, trees, batch.slots.view(size, -1)[:, 1:].flatten(), depths)
+    return TreeRows(batch, trees, _of_nodes(batch.slots, size), depths)
+
+
+def _of_nodes(values: Tensor, size: int) -> Tensor:
+    """(R * (N + 1),) -> (R * N,), without the roots' and side by side, as kernels read them."""
+    return values.view(size, -1)[:, 1:].flatten().contiguous()  # of one node each, a flat view would keep the gaps
 
 
 def _paths(ancestry: Tensor, outline: Outline) -> Tensor:

@@ -30,6 +30,7 @@ def draw(logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, po
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         assert logits.stride(1) == 1 or vocab_size == 1
+        assert all(t.is_contiguous() for t in (temperature, seeds, samples, positions))
         num_blocks = triton.cdiv(vocab_size, TOKENS)
         lanes = min(num_blocks, triton.cdiv(PROGRAMS, num_rows))
         bests = torch.empty(num_rows, num_blocks, dtype=torch.float32, device=logits.device)

@@ -56,14 +56,18 @@ ONE_TILE = Tile(64, 64, 128, 4, 4)
 """For every call on a device where tiles differ in their bits."""
 FLOAT_TILE = Tile(32, 32, 32, 4, 3)
 """Of float32 weights, which no tensor core multiplies exactly, for any number of rows."""
+MOST_OF_EIGHT_BITS = 32
+"""Outputs of a tile of 8-bit weights. A Hopper GPU multiplies 64 and more by other instructions, in front of which the
+inputs of weights that are converted on their way stand in another order."""
 PLAIN_TILE = Tile(64, 16, 128, 4, 1)
 """The interpreter's on a CPU: it multiplies by NumPy, whose sums do depend on the size of a tile."""
 
 
-def choose(num_rows: int, num_outputs: int) -> Tile:
+def choose(num_rows: int, num_outputs: int, has_eight_bits: bool = False) -> Tile:
     """The tile of a call on a GPU."""
     by_outputs = next(tiles for most, tiles in TILES if num_rows <= most)
-    return next(tile for most, tile in by_outputs if num_outputs <= most)
+    tile = next(tile for most, tile in by_outputs if num_outputs <= most)
+    return replace(tile, outputs=min(tile.outputs, MOST_OF_EIGHT_BITS), warps=4) if has_eight_bits else tile
 
 
 def all_tiles() -> list[Tile]:
@@ -183,7 +187,9 @@ class TritonLinear:
     def _choose(self, num_rows: int, device: torch.device) -> Tile:
         if device.type == "cpu":
             return PLAIN_TILE
-        return FLOAT_TILE if self.kind == "float32" else self.tile or choose(num_rows, self.out_features)
+        if self.kind == "float32":
+            return FLOAT_TILE
+        return self.tile or choose(num_rows, self.out_features, self.scales is not None)
 
     def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32."""

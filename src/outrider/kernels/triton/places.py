@@ -37,6 +37,7 @@ def place(standing: Standing, rows: Relative, vocab_size: int) -> Placed:
     if count:
         assert rows.tokens.stride(1) == 1 or width == 1
         assert rows.paths.stride(2) == 1 or depth == 1
+        assert all(t.is_contiguous() for t in (standing.lengths, standing.ends, standing.tables, rows.deepest))
         with on_device(device):
             _place[(count,)](
                 standing.lengths,

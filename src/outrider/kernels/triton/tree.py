@@ -17,6 +17,7 @@ MOVED = 4096
 def walk(draws: Tensor, trees: Trees) -> Walks:
     """draws: (M,) int64 -> the accepted paths; see `Kernels.walk`."""
     num_requests, device = trees.starts.shape[0], draws.device
+    assert all(t.is_contiguous() for t in (draws, trees.tokens, trees.parents, trees.first, trees.starts))
     counts = torch.empty(num_requests, dtype=torch.int32, device=device)
     paths = torch.empty(num_requests, trees.depth, dtype=torch.int32, device=device)
     said = torch.empty(num_requests, trees.depth + 1, dtype=torch.int64, device=device)
@@ -70,6 +71,7 @@ def _walk(draws, tokens, parents, first, starts, counts, paths, said, depth, NOD
 def compact(table: PageTable, slots: Tensor, trees: Trees, walks: Walks) -> None:
     """Move the keys and values of accepted paths into line, in all layers by one launch; see `Kernels.compact`."""
     num_requests = trees.starts.shape[0]
+    assert all(t.is_contiguous() for t in (slots, trees.first, walks.counts, walks.paths))
     if num_requests and trees.depth:
         places = triton.next_power_of_2(trees.depth)
         with on_device(slots.device):
