@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from tests.models.tiny import make_module, make_tokenizer
         (["--limit", "-2"], "limit=-2"),
         (["--against", "float32"], "against and repeats are for one drafter"),
         (["--repeats", "3"], "against and repeats are for one drafter"),
-        (["--acceptance", "rejection"], "acceptance cannot be set for several drafters"),
+        (["--rows", "no/such/folder/rows"], "no/such/folder/rows cannot be written"),
         (["--no-adaptive"], "adaptive cannot be set for several drafters"),
         (["--depth", "0"], "depth=0"),
     ],
@@ -41,13 +42,29 @@ def test_a_name_with_a_bar_or_a_line_break_stays_in_its_cell():
     assert table.splitlines() == ["| T | task\\|one |", "| --- | --- |", "| 0 | what failed \\| why |"]
 
 
+def _figures(row):
+    return [str(row[name]) for name in ("drafter", "temperature", "acceptance", "shape", "tau", "cycles")]
+
+
+def test_one_rule_may_be_asked_for():
+    survey = Survey("m", {"drafter": "ngram", "acceptance": "rejection"}, [], None, [0.0, 1.0], 8, ("acceptance",))
+    rules = {(v.temperature, v.acceptance) for v in survey.variants()}
+    assert rules == {(0.0, "match"), (1.0, "rejection")}
+
+
 def test_several_processes_find_what_one_finds(tmp_path):
     make_module("llama").save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     prompts = [Prompt(f"{task}:{i}", (5 + i, 6, 7, 5 + i, 6, 7, 5 + i), task) for i in range(2) for task in ("a", "b")]
     engine = {"drafter": "ngram,suffix", "num_slots": 1000, "self_test": False, "depth": 2, "width": 2}
     survey = Survey(str(tmp_path), engine, prompts, None, [0.0, 1.0], 12, ("acceptance",))
-    alone, shared = (_accepted(replace(survey, processes=n), lambda text: None) for n in (1, 2))
+    kept = [tmp_path / "one", tmp_path / "two"]
+    alone, shared = (
+        _accepted(replace(survey, processes=n, rows=file), lambda text: None)
+        for n, file in zip((1, 2), kept, strict=True)
+    )
+    told = [sorted(map(_figures, map(json.loads, file.read_text().splitlines()))) for file in kept]
+    assert told[0] == told[1] == sorted(_figures(row.to_json()) for row in alone[0])
     assert [row.variant for row in shared[0]] == survey.variants()
     figures = [[(row.to_json()["tau"], row.by_position()) for row in rows] for rows, _ in (alone, shared)]
     assert figures[0] == figures[1]

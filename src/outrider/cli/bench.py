@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -48,13 +49,18 @@ def bench(
     processes: Annotated[
         int, typer.Option(metavar="N", min=1, help="Of several drafters: acceptance by so many processes at once.")
     ] = 1,
+    rows: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Of several drafters: add each row of acceptance there when it is measured."),
+    ] = None,
     raw: Raw = False,
     as_json: Json = False,
 ) -> None:
     """Time prompts plain and speculatively, in turns, alone on the machine; ratios are medians over prompts.
 
     `--drafter all`, or several joined by commas, gives one table by task: tau and acceptance by position as a chain and
-    as a tree under both rules (in batches, at a fixed shape), then the speed that control makes of each.
+    as a tree under both rules, or the one that `--acceptance` names (in batches, at a fixed shape), then the speed that
+    control makes of each.
     """
     temperatures = temperature or [0.0]
     wanted = settings.engine.get("drafter", "auto")
@@ -68,11 +74,11 @@ def bench(
         asked = load_prompts(prompts)
         parts = PARTS if only is None else (only,)
         run_survey(
-            Survey(model, settings.engine, asked, limit, temperatures, max_tokens, parts, raw, processes), as_json
+            Survey(model, settings.engine, asked, limit, temperatures, max_tokens, parts, raw, processes, rows), as_json
         )
         return
-    if only is not None or len(temperatures) > 1:
-        raise ConfigError("only and a second temperature are for several drafters: give --drafter all, or a,b")
+    if only is not None or rows is not None or len(temperatures) > 1:
+        raise ConfigError("only, rows and a second temperature are for several drafters: give --drafter all, or a,b")
     asked = load_prompts(prompts, limit)
     plain_settings = {name: value for name, value in settings.engine.items() if name not in READ_BY}
     plain_settings |= {"drafter": "none", "prefix_cache": False}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from os import cpu_count
+from pathlib import Path
 from typing import Any
 
 from outrider.cli.drafters import every, settings_for
@@ -30,13 +32,15 @@ CASCADES = ("ngram+eagle3", "ngram+block", "suffix+eagle3", "suffix+block")
 """Pairs that `all` measures besides every drafter alone."""
 
 
-FIXED = ("acceptance", "adaptive")
-"""Settings that the rows of the table take in turn."""
+RULES = ("match", "rejection")
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is measured: `parts` names "acceptance", "speed" or both; acceptance by so many processes at once."""
+    """What is measured: `parts` names "acceptance", "speed" or both; acceptance by so many processes at once.
+
+    rows: a file that is given each row of acceptance as soon as it is there, a line of JSON each.
+    """
 
     model: str
     engine: Mapping[str, Any]
@@ -47,6 +51,7 @@ class Survey:
     parts: Sequence[str]
     raw: bool = False
     processes: int = 1
+    rows: Path | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -70,10 +75,11 @@ class Survey:
 
     def variants(self) -> list[Variant]:
         """Fixed shapes; at temperature 0 the two rules are the same."""
+        rules = (self.engine["acceptance"],) if "acceptance" in self.engine else RULES
         return [
             Variant(drafter, temperature, rule, shape)
             for temperature in self.temperatures
-            for rule in (("match", "rejection") if temperature else ("match",))
+            for rule in (rules if temperature else RULES[:1])
             for shape in self.shapes()
             for drafter in self.drafters()
         ]
@@ -88,8 +94,16 @@ class Survey:
 
         return LLM(self.model, **self.settings(settings))
 
-    def accepted(self, variants: Sequence[Variant], progress: Callable[[str], None]) -> list[Row]:
-        return measure_acceptance(self.open, variants, self.tasks, self.params, self.raw, progress)
+    def accepted(
+        self, variants: Sequence[Variant], progress: Callable[[str], None], keep: Callable[[Row], None]
+    ) -> list[Row]:
+        return measure_acceptance(self.open, variants, self.tasks, self.params, self.raw, progress, keep)
+
+    def keep(self, row: Row) -> None:
+        """Add a finished row to the file of rows."""
+        if self.rows:
+            with self.rows.open("a") as file:
+                file.write(json.dumps(row.to_json()) + "\n")
 
     def ceiling(self, temperature: float) -> dict[str, Sureness]:
         """By task, for the deepest shape."""
@@ -104,15 +118,17 @@ def run(survey: Survey, as_json: bool) -> None:
     Raises:
         ConfigError: for settings that no engine takes.
     """
-    fixed = [name for name in FIXED if name in survey.engine]
-    if fixed:
-        raise ConfigError(
-            f"{' and '.join(fixed)} cannot be set for several drafters, which are measured in fixed ways: leave it out"
-        )
+    if "adaptive" in survey.engine:
+        raise ConfigError("adaptive cannot be set for several drafters, which are measured in fixed ways: leave it out")
     if survey.engine.get("depth") == 0:
         raise ConfigError("depth=0 guesses nothing that could be measured: give at least 1")
     for variant in survey.variants():
         EngineConfig.of(model=survey.model, **survey.settings(variant.settings()))
+    if survey.rows:
+        try:
+            survey.rows.write_text("")
+        except OSError as error:
+            raise ConfigError(f"{survey.rows} cannot be written ({error.strerror or error}): give another") from error
     fetch_if_missing(survey.model)
 
     accepted: list[Row] = []
@@ -147,14 +163,15 @@ def _accepted(survey: Survey, progress: Callable[[str], None]) -> tuple[list[Row
     variants = survey.variants()
     if survey.processes == 1:
         ceilings = {t: survey.ceiling(t) for t in survey.temperatures}
-        return survey.accepted(variants, progress), ceilings
+        return survey.accepted(variants, progress, survey.keep), ceilings
     threads = max(1, (cpu_count() or 1) // survey.processes)
     with ProcessPoolExecutor(survey.processes, get_context("spawn"), _share_cores, (threads,)) as pool:
         # Trees of many nodes take longest, so they begin.
         longest = sorted(variants, key=lambda v: -v.shape.nodes if v.shape else 0)
         rows = {pool.submit(_accepted_alone, survey, variant): variant for variant in longest}
         bounds = {t: pool.submit(survey.ceiling, t) for t in survey.temperatures}
-        for done, _ in enumerate(as_completed(rows), start=1):
+        for done, future in enumerate(as_completed(rows), start=1):
+            survey.keep(future.result())
             progress(f"acceptance {done} of {len(variants)}")
         found = {variant: future.result() for future, variant in rows.items()}
         return [found[variant] for variant in variants], {t: future.result() for t, future in bounds.items()}
@@ -167,7 +184,7 @@ def _share_cores(threads: int) -> None:
 
 
 def _accepted_alone(survey: Survey, variant: Variant) -> Row:
-    (row,) = survey.accepted([variant], lambda text: None)
+    (row,) = survey.accepted([variant], lambda text: None, lambda row: None)
     return row
 
 

@@ -121,10 +121,11 @@ def measure_acceptance(
     params: Any,
     raw: bool = False,
     progress: Progress = lambda text: None,
+    keep: Callable[[Row], None] = lambda row: None,
 ) -> list[Row]:
     """Tau and acceptance by position of every variant, at its fixed shape; seconds are those of batches.
 
-    params: `SamplingParams` whose temperature is set a variant.
+    params: `SamplingParams` whose temperature is set a variant. keep: is given every row that is whole.
 
     Raises:
         ConfigError: if a prompt failed; a drafter that cannot be built is told of in its row instead.
@@ -135,6 +136,7 @@ def measure_acceptance(
         progress(f"acceptance {count} of {len(variants)}: {row.variant.drafter}")
         for task, prompts in tasks.items():
             row.tallies[task] = _accepted(llm, prompts, asked, raw)
+        keep(row)
     return rows
 
 
