@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from outrider import LLM
+from outrider.engine.scheduler import key_of
 from outrider.measure.cycle import seconds_of
 from outrider.models.graph import as_they_are
 from outrider.models.seats import Outline, tree_rows
@@ -103,9 +104,11 @@ def replay_of(run: Callable[[], Any]) -> Callable[[], Any]:
 def test_all_else_in_a_cycle_keeps_its_bar(large, temperature, drafter, outline):
     llm = opened(large, LARGE, drafter, dtype="bfloat16", in_flight=2, width=outline.width, nodes=outline.nodes)
     engine, params = llm.engine, SamplingParams(max_tokens=1500, temperature=temperature, seed=1, ignore_eos=True)
-    (request,) = llm._requests(PROMPTS[0], params)
+    (request,) = llm.requests(PROMPTS[0], params)
     engine.add(request)
     with llm.always_guessing(outline.depth):
+        engine.step()
+        engine.ledger.reserve(key_of(request), 1900)  # cycles that nobody settles hold no slots of their own
         for _ in range(20):
             engine.step()
         # As the engine runs it: launches and reads, one behind the other.
