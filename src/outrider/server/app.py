@@ -112,14 +112,14 @@ def _openai(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/completions", responses=ANSWERS, response_model=None)
     async def completions(ask: CompletionAsk, request: Request) -> Response:
-        prepared = await server.prepare(server.preparer.completion, ask)
+        prepared = await server.prepare(request, server.preparer.completion, ask)
         return await server.answer(
             request, ask, prepared, lambda p: CompletionAnswer(server.voice, p, _wants_usage(ask), bool(ask.echo))
         )
 
     @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
     async def chat(ask: ChatAsk, request: Request) -> Response:
-        prepared = await server.prepare(server.preparer.chat, ask)
+        prepared = await server.prepare(request, server.preparer.chat, ask)
         return await server.answer(request, ask, prepared, lambda p: ChatAnswer(server.voice, p, _wants_usage(ask)))
 
     def card() -> dict[str, Any]:
@@ -151,18 +151,18 @@ def _own(app: FastAPI, server: Server) -> None:
     """Routes that OpenAI does not have."""
 
     @app.post("/tokenize", responses=REFUSALS)
-    async def tokenize(ask: TokenizeAsk) -> dict[str, Any]:
+    async def tokenize(ask: TokenizeAsk, request: Request) -> dict[str, Any]:
         server.preparer.check_model(ask.model)
         if ask.prompt is not None:
-            tokens = await server.prepare(server.llm.prompts.tokenize, ask.prompt, ask.add_special_tokens)
+            tokens = await server.prepare(request, server.llm.prompts.tokenize, ask.prompt, ask.add_special_tokens)
         else:
-            tokens = list(await server.prepare(server.preparer.messages, ask.messages))
+            tokens = list(await server.prepare(request, server.preparer.messages, ask.messages))
         return {"tokens": tokens, "count": len(tokens), "max_model_len": server.llm.resolved.max_context}
 
     @app.post("/detokenize", responses=REFUSALS)
-    async def detokenize(ask: DetokenizeAsk) -> dict[str, Any]:
+    async def detokenize(ask: DetokenizeAsk, request: Request) -> dict[str, Any]:
         server.preparer.check_model(ask.model)
-        await server.prepare(server.llm.encode, ask.tokens)
+        await server.prepare(request, server.llm.encode, ask.tokens)
         return {"prompt": server.llm.tokenizer.decode(ask.tokens)}
 
     @app.get("/health", responses={503: REFUSALS[503]})

@@ -106,6 +106,7 @@ class Ask(Form):
     speculation: Speculation | None = None
     stream_smoothing: bool | None = None
     timeout: Annotated[float, Field(ge=1)] | None = None
+    priority: Annotated[int, Field(ge=0, le=100)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Ask:
