@@ -1,4 +1,4 @@
-"""What HTTP costs: eight clients against the engine itself, on the real model; wants a quiet machine of two cores."""
+"""What HTTP costs, and what a flood costs others, on the real model; both want a quiet machine of two cores."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -49,6 +50,41 @@ def served(server: Live) -> float:
     return load["tokens_per_second"]
 
 
+def first_token(server: Live, num_others: int) -> float:
+    """Median seconds to the first token of whoever asks one thing after the other, while another client asks so many at
+    once.
+    """
+    stop, found = threading.Event(), []
+
+    def other() -> None:
+        with server.http(headers={"X-Forwarded-For": "10.0.0.1"}) as http:
+            while not stop.is_set():
+                http.post(
+                    "/v1/completions",
+                    json={"prompt": "The Loire is", "max_tokens": 40, "ignore_eos": True},
+                    timeout=600,
+                )
+
+    threads = [threading.Thread(target=other) for _ in range(num_others)]
+    for thread in threads:
+        thread.start()
+    with server.http(headers={"X-Forwarded-For": "10.0.0.2"}) as http:
+        for number in range(25):
+            time.sleep(0.3)
+            body = {"prompt": f"{number} rivers of France:", "max_tokens": 8, "ignore_eos": True, "stream": True}
+            began = time.perf_counter()
+            with http.stream("POST", "/v1/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                found.append(time.perf_counter() - began)
+                assert list(lines)[-2] == "data: [DONE]"
+    stop.set()
+    for thread in threads:
+        thread.join()
+    server.settle()
+    return statistics.median(found[5:])
+
+
 @pytest.fixture
 def server(smollm2: str) -> Iterator[Live]:  # noqa: F811
     llm = LLM(smollm2, drafter="ngram", threads=1, max_requests=CLIENTS, max_context=1024)
@@ -63,3 +99,13 @@ def test_http_costs_at_most_a_twentieth(server: Live) -> None:
     rates = [(offline(server.llm), served(server)) for _ in range(ROUNDS)]
     ratio = statistics.median(there / here for here, there in rates)
     assert ratio >= 0.95, [f"{here:.0f} offline, {there:.0f} served" for here, there in rates]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_flood_makes_nobody_wait_who_has_a_share(server: Live) -> None:
+    """Within 1.2 of the time beside a client that asks for what its share is and no more: all other seats."""
+    first_token(server, CLIENTS - 1)
+    rates = [(first_token(server, CLIENTS - 1), first_token(server, 64)) for _ in range(3)]
+    ratio = statistics.median(flooded / fair for fair, flooded in rates)
+    assert ratio <= 1.2, rates
