@@ -223,8 +223,10 @@ class LLM:
             finally:
                 self._lock.release()
 
-    def requests(self, prompt: tuple[int, ...], params: SamplingParams) -> list[Request]:
-        """One request a sample, not yet queued.
+    def requests(
+        self, prompt: tuple[int, ...], params: SamplingParams, client: str = "", priority: int = 0
+    ) -> list[Request]:
+        """One request a sample, not yet queued; clients share the engine, and larger numbers yield to smaller ones.
 
         Raises:
             RequestError: the context cannot hold the prompt.
@@ -240,7 +242,7 @@ class LLM:
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else target.eos_ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         return [
-            Request(next(self._ids), prompt, params, seed, sample, end_ids=ends, limit=limit)
+            Request(next(self._ids), prompt, params, seed, sample, ends, limit, client, priority)
             for sample in range(params.n)
         ]
 

@@ -209,6 +209,7 @@ class Request:
         prompt: prompt token ids. output: delivered completion token ids.
         end_ids: tokens that end it (the model's own unless ignore_eos, and stop_token_ids).
         limit: at most this many completion tokens (max_tokens, cut to the context).
+        client: whose it is; clients share the engine equally. priority: a larger number yields to all smaller ones.
         cycles: where a trace is wanted, one entry a pass that delivered.
         num_cached: prompt tokens whose keys were there when it was first admitted; None before.
     """
@@ -220,6 +221,8 @@ class Request:
     sample: int = 0
     end_ids: frozenset[int] = frozenset()
     limit: int = 0
+    client: str = ""
+    priority: int = 0
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)

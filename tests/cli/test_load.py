@@ -28,6 +28,20 @@ def test_the_verb_prints_one_object(served, run) -> None:
     assert "seconds at P50" in shown.out
 
 
+def test_one_command_sweeps_with_speculation_and_without(served, run) -> None:
+    ran = run("load", served.url, "--plain-too", "--requests", "4", "--max-tokens", "6", "--json",
+              "--body", '{"ignore_eos": true}')  # fmt: skip
+    assert ran.code == 0, ran.err
+    loads = json.loads(ran.out.splitlines()[-1])["loads"]
+    assert [each["level"] for each in loads] == [f"{n} clients{way}" for n in (1, 4, 16, 64) for way in ("", ", plain")]
+    assert [each["requests"] for each in loads] == [4, 4, 4, 4, 16, 16, 64, 64]
+    for guessed, plain in zip(loads[::2], loads[1::2], strict=True):
+        assert guessed["failed"] == plain["failed"] == 0
+        assert guessed["tau"] > plain["tau"] == 1.0
+        for seconds in ("first_token", "between", "token"):
+            assert list(guessed[seconds]) == list(plain[seconds]) == ["p50", "p95", "p99"]
+
+
 def test_wrong_options_are_refused(run) -> None:
     for words, said in (
         (["--rate", "0"], "rate is out of range"),

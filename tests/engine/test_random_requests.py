@@ -181,6 +181,8 @@ def test_company_and_guesses_change_nothing(
     common = [rng.randrange(toy.VOCAB) for _ in range(30)]
     prompts = [[*common[: rng.randint(1, 30)], rng.randrange(toy.VOCAB)] for _ in wanted]
     clients = {i: ask(i, prompt, chosen) for i, (prompt, chosen) in enumerate(zip(prompts, wanted, strict=True))}
+    for client in clients.values():
+        client.request.client, client.request.priority = rng.choice("ab"), rng.choice((0, 0, 1))
     run(engine, clients, rng)
     check_books(engine, clients)
     for client in clients.values():

@@ -22,8 +22,8 @@ def make(blocks: int = 40, max_requests: int = 8, max_rows: int = 32, needs: Nee
     return Scheduler(ledger, needs or Needs(scratch_levels=1), max_requests, max_rows, max_context=100)
 
 
-def ask(number: int, prompt: int, limit: int = 20, **params) -> Request:
-    return Request(number, tuple(range(prompt)), SamplingParams(**params), 0, limit=limit)
+def ask(number: int, prompt: int, limit: int = 20, client: str = "", priority: int = 0) -> Request:
+    return Request(number, tuple(range(prompt)), SamplingParams(), 0, limit=limit, client=client, priority=priority)
 
 
 def apply(scheduler: Scheduler, plan: Plan, rng: random.Random) -> None:
@@ -68,8 +68,9 @@ def test_a_hundred_thousand_random_steps(seed: int) -> None:
     scheduler = make(blocks=rng.randint(28, 60))
     finished = preempted = number = 0
     for step in range(25_000):
-        while len(scheduler.waiting) < 3 and rng.random() < 0.3:
-            scheduler.add(ask(number, rng.randint(1, 60), rng.randint(1, 40)))
+        while len(scheduler.waiting) < 5 and rng.random() < 0.3:
+            client, priority = rng.choice("aaab"), rng.choice((0, 0, 0, 1))
+            scheduler.add(ask(number, rng.randint(1, 60), rng.randint(1, 40), client, priority))
             number += 1
         if scheduler.running and rng.random() < 0.01:
             scheduler.finish(rng.choice(scheduler.running), FinishReason.ABORT)
@@ -78,9 +79,12 @@ def test_a_hundred_thousand_random_steps(seed: int) -> None:
             for request in scheduler.decoding()
             if (depth := rng.randint(0, 5)) and (width := rng.randint(1, 3))
         }
-        before = len(scheduler.running)
+        before, ran, lost = len(scheduler.running), set(scheduler.running), scheduler.num_preemptions
         plan = scheduler.plan(budgets)
         check_plan(scheduler, plan)
+        assert scheduler.num_preemptions > lost or not scheduler.admits, "a seat is left empty"
+        assert set(plan.preempted) <= ran
+        assert set(scheduler.running) == ran - set(plan.preempted) | set(plan.admitted)
         assert plan.works or not before, "requests run but nothing is planned"
         preempted += len(plan.preempted)
         apply(scheduler, plan, rng)
@@ -159,7 +163,7 @@ def test_the_newest_is_preempted_and_goes_to_the_head_of_the_queue() -> None:
             scheduler.ledger.commit(key_of(work.request), known, work.start + work.num_rows)
             work.request.output.append(rng.randrange(3))
     assert first.phase is Phase.RUNNING
-    assert scheduler.waiting[0] is second
+    assert next(iter(scheduler.waiting)) is second
 
 
 def test_a_request_that_cannot_fit_alone_says_so() -> None:

@@ -33,7 +33,7 @@ def test_an_outcome_sums_up_and_counts_what_was_good() -> None:
         Sample(seconds=0.1, error="status 429"),
         Sample(seconds=0.1, error="status 429"),
     ]
-    found = outcome(Level(clients=4), samples, 10.0, Goal(first_token=2.0, token=0.2))
+    found = outcome("4 clients", samples, 10.0, Goal(first_token=2.0, token=0.2))
     assert (found.level, found.requests, found.failed, found.errors) == ("4 clients", 4, 2, {"status 429": 2})
     assert found.tokens_per_second == 1.6
     assert found.requests_per_second == 0.2
@@ -58,7 +58,7 @@ def test_a_live_server_under_clients_and_under_arrivals(served, level) -> None:
     assert [sample.tokens for sample in samples] == [12] * 7
     assert all(0 < sample.first <= sample.seconds <= seconds for sample in samples)
     assert all(sum(sample.gaps) <= sample.seconds for sample in samples)
-    assert outcome(level, samples, seconds, Goal()).tau >= 1
+    assert outcome(str(level), samples, seconds, Goal()).tau >= 1
     served.settle()
 
 
@@ -89,7 +89,7 @@ def broken(status: int, lines: bytes) -> Iterator[str]:
 def test_what_fails_is_counted_and_never_a_number(status, lines, said) -> None:
     with broken(status, lines) as url:
         samples, seconds = asyncio.run(Client(url, "m", None, {}).run(Level(clients=2), ASKED, 4))
-    found = outcome(Level(clients=2), samples, seconds, Goal())
+    found = outcome("2 clients", samples, seconds, Goal())
     assert found.errors == {said: 4}
     assert (found.goodput, found.tokens_per_second, found.first_token) == (0, 0, {})
 

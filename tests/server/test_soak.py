@@ -1,4 +1,7 @@
-"""Minutes of random load: aborts, floods, malformed bodies, slow readers; no leak, no wrong answer, no other 5xx."""
+"""Random load: aborts, floods, malformed bodies, slow readers, killed clients; no leak, no wrong answer, no other 5xx.
+
+It takes OUTRIDER_SOAK_SECONDS, 90 if that is not set.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import gc
 import json
 import os
 import random
+import socket
+import struct
 import time
 from pathlib import Path
 
@@ -14,7 +19,7 @@ import httpx
 import pytest
 
 from outrider import SamplingParams
-from tests.server.conftest import live, open_tiny
+from tests.server.conftest import Live, live, open_tiny
 
 SECONDS = float(os.environ.get("OUTRIDER_SOAK_SECONDS", "90"))
 CLIENTS = 12
@@ -48,26 +53,56 @@ class Soak:
         self.statuses: dict[int, int] = {}
         self.until = time.monotonic() + SECONDS
 
+    def asks(self) -> dict:
+        """Fields on which no text depends."""
+        more = (
+            {},
+            {},
+            {"priority": 1},
+            {"timeout": 30},
+            {"speculation": {"enabled": False}},
+            {"speculation": {"depth": 2}},
+        )
+        return self.rng.choice(more)
+
     def got(self, asked: dict, text: str) -> None:
         key = json.dumps(asked, sort_keys=True)
         assert self.texts.setdefault(key, text) == text, f"two texts for {key}"
 
     async def client(self) -> None:
         while time.monotonic() < self.until:
-            verb = self.rng.choice((self.whole, self.whole, self.stream, self.leave, self.malformed, self.flood))
-            async with httpx.AsyncClient(base_url=self.url, timeout=120) as http:
-                await verb(http)
+            verbs = (self.whole, self.many, self.chat, self.stream, self.leave, self.killed, self.malformed, self.flood)
+            headers = {"X-Forwarded-For": f"10.0.0.{self.rng.randrange(4)}"}
+            async with httpx.AsyncClient(base_url=self.url, timeout=120, headers=headers) as http:
+                await self.rng.choice(verbs)(http)
 
     async def whole(self, http: httpx.AsyncClient) -> None:
         asked = body(self.rng)
-        answer = await http.post("/v1/completions", json=asked)
+        answer = await http.post("/v1/completions", json=asked | self.asks())
         self.count(answer.status_code)
         if answer.status_code == 200:
             self.got(asked, answer.json()["choices"][0]["text"])
 
+    async def many(self, http: httpx.AsyncClient) -> None:
+        asked = body(self.rng)
+        answer = await http.post("/v1/completions", json={**asked, "n": 3} | self.asks())
+        self.count(answer.status_code)
+        if answer.status_code == 200:
+            texts = [choice["text"] for choice in answer.json()["choices"]]
+            self.got(asked, texts[0])
+            self.got({**asked, "n": 3}, json.dumps(texts))
+
+    async def chat(self, http: httpx.AsyncClient) -> None:
+        asked = body(self.rng)
+        messages = [{"role": "user", "content": asked.pop("prompt")}]
+        answer = await http.post("/v1/chat/completions", json={**asked, "messages": messages} | self.asks())
+        self.count(answer.status_code)
+        if answer.status_code == 200:
+            self.got({**asked, "messages": messages}, answer.json()["choices"][0]["message"]["content"])
+
     async def stream(self, http: httpx.AsyncClient) -> None:
         asked, text, is_slow = body(self.rng), "", self.rng.random() < 0.3
-        async with http.stream("POST", "/v1/completions", json={**asked, "stream": True}) as answer:
+        async with http.stream("POST", "/v1/completions", json={**asked, "stream": True} | self.asks()) as answer:
             self.count(answer.status_code)
             if answer.status_code != 200:
                 return
@@ -87,6 +122,25 @@ class Soak:
                 await http.post("/v1/completions", json={**body(self.rng), "n": self.rng.choice((1, 3))})
         except TimeoutError:
             self.count(0)
+
+    async def killed(self, _: httpx.AsyncClient) -> None:
+        """A client that is gone: its connection is reset in the middle of its body, or of its stream."""
+        sent = json.dumps({**body(self.rng), "stream": True}).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}"
+        )
+        reader, writer = await asyncio.open_connection(*self.url.removeprefix("http://").split(":"))
+        whole = head.encode() + b"\r\n\r\n" + sent
+        writer.write(whole if self.rng.random() < 0.7 else whole[: self.rng.randrange(len(whole))])
+        await writer.drain()
+        try:
+            async with asyncio.timeout(self.rng.random() * 0.2):
+                await reader.readexactly(600)
+        except (TimeoutError, asyncio.IncompleteReadError):
+            pass
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+        self.count(0)
 
     async def malformed(self, http: httpx.AsyncClient) -> None:
         good = json.dumps(body(self.rng)).encode()
@@ -139,12 +193,17 @@ def test_nothing_leaks_and_no_answer_is_wrong(folder) -> None:
     assert len(soak.texts) > 50
     assert grown < 1.05, f"memory grew to {grown:.3f} of what it was"
     for key, text in soak.texts.items():
-        asked = json.loads(key)
-        grammar = asked.pop("grammar", None)
-        if grammar:
-            asked["automaton"] = served.server.preparer.grammars.regex(grammar["regex"])
-        asked["stop"] = (asked["stop"],) if "stop" in asked else ()
-        prompt = asked.pop("prompt")
-        floats = {name: float(asked[name]) for name in ("temperature", "frequency_penalty") if name in asked}
-        (alone,) = llm.generate(prompt, SamplingParams(**{**asked, **floats, "speculation": False}), raw=True)
-        assert alone.text == text, key
+        assert alone(served, json.loads(key)) == text, key
+
+
+def alone(served: Live, asked: dict) -> str:
+    """What the engine gives for it by itself, plainly; of several samples, all texts."""
+    grammar, messages = asked.pop("grammar", None), asked.pop("messages", None)
+    if grammar:
+        asked["automaton"] = served.server.preparer.grammars.regex(grammar["regex"])
+    asked["stop"] = (asked["stop"],) if "stop" in asked else ()
+    prompt = asked.pop("prompt", messages)
+    floats = {name: float(asked[name]) for name in ("temperature", "frequency_penalty") if name in asked}
+    params = SamplingParams(**{**asked, **floats, "speculation": False})
+    results = served.llm.generate([prompt], params, raw=messages is None)
+    return results[0].text if params.n == 1 else json.dumps([result.text for result in results])

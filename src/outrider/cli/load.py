@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,17 +24,21 @@ def load(
     prompts: PromptFiles = None,
     limit: Limit = None,
     clients: Annotated[
-        list[int] | None, typer.Option(metavar="N", min=1, help="Clients at once; may be repeated. Default: 1, 4, 16.")
+        list[int] | None,
+        typer.Option(metavar="N", min=1, help="Clients at once; may be repeated. Default: 1, 4, 16, 64."),
     ] = None,
     rate: Annotated[
         list[float] | None, typer.Option(metavar="X", help="Requests a second, at random times; may be repeated.")
     ] = None,
-    requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests of each load.")] = 32,
+    requests: Annotated[int, typer.Option(metavar="N", min=1, help="Of each load, or one a client.")] = 32,
     max_tokens: MaxTokens = 128,
     temperature: Annotated[float, typer.Option(metavar="X", help="0 is greedy.")] = 0.0,
     body: Annotated[
         str | None, typer.Option(metavar="JSON", help="More fields of every request, as '{\"speculation\": ...}'.")
     ] = None,
+    plain_too: Annotated[
+        bool, typer.Option("--plain-too", help="Each load again with speculation off, right behind it.")
+    ] = False,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name there; else its first.")] = None,
     api_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="Its first line is the key.")] = None,
     good_first_token: Annotated[float, typer.Option(metavar="X", help="Seconds that a good answer's may take.")] = 2.0,
@@ -46,16 +51,23 @@ def load(
     `between` is the time from one piece of text to the next, in which a burst of tokens is one piece; `token` is a
     request's mean over its tokens. A request is good if it keeps `--good-first-token` and `--good-token`.
     """
-    from outrider.measure.load import Client, Goal, Level, messages_of, outcome
+    from outrider.measure.load import PLAIN, Client, Goal, Level, messages_of, outcome
     from outrider.measure.prompts import load_prompts
 
     if any(not each > 0 for each in rate or ()):
         raise ConfigError("rate is out of range: give requests a second above 0")
-    levels = [Level(clients=n) for n in clients or ([] if rate else [1, 4, 16])] + [Level(rate=r) for r in rate or []]
+    levels = [Level(clients=n) for n in clients or ([] if rate else [1, 4, 16, 64])] + [
+        Level(rate=r) for r in rate or []
+    ]
     asked = [messages_of(prompt) for prompt in load_prompts(prompts, limit)]
     fields = {"max_tokens": max_tokens, "temperature": temperature, **_object(body)}
-    client, goal = Client(url, model, _key(api_key_file), fields), Goal(first_token=good_first_token, token=good_token)
-    found = [outcome(level, *asyncio.run(client.run(level, asked, requests, seed)), goal) for level in levels]
+    ways = {"": fields, ", plain": fields | PLAIN} if plain_too else {"": fields}
+    goal = Goal(first_token=good_first_token, token=good_token)
+    found = []
+    for level, (way, given) in itertools.product(levels, ways.items()):
+        client = Client(url, model, _key(api_key_file), given)
+        samples, seconds = asyncio.run(client.run(level, asked, max(requests, level.clients or 0), seed))
+        found.append(outcome(f"{level}{way}", samples, seconds, goal))
     if as_json:
         print_json({"url": url, "body": fields, "prompts": len(asked), "loads": [each.to_json() for each in found]})
         return

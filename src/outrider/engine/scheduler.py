@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+import itertools
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outrider.cache.ledger import TARGET_SEQUENCE, Key, Ledger
 from outrider.drafters.base import Needs
+from outrider.engine.shares import Line, ranked, rations, yielding
 from outrider.errors import CapacityError
 from outrider.request import FinishReason, Phase, Request
 from outrider.tree import NO_GUESS, Budget
@@ -57,8 +59,31 @@ class Plan:
     preempted: tuple[Request, ...]
 
 
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making: the rows that are left, how many of them guesses may have, and who had how many."""
+
+    rows: int
+    spare: int
+    works: list[Work] = field(default_factory=list)
+    lost: list[Request] = field(default_factory=list)
+    had: Counter[str] = field(default_factory=Counter)
+
+    def add(self, work: Work) -> int:
+        """Returns the known tokens among its rows."""
+        self.works.append(work)
+        rows = work.num_rows + work.budget.nodes
+        self.rows -= rows
+        self.spare -= work.budget.nodes
+        self.had[work.request.client] += rows
+        return work.num_rows
+
+
 class Scheduler:
-    """First come, first served: decoding rows first, then prompts in chunks; short of slots, the newest is preempted.
+    """Decoding rows first, then prompts in chunks; short of slots, one is preempted.
+
+    Seats and rows go in equal shares to clients (`shares`), and slots are taken from the newest of whoever runs most;
+    with one client all of this is first come, first served.
 
     Args:
         needs: the drafter's, for its scratch slots.
@@ -70,7 +95,7 @@ class Scheduler:
         self.max_requests = max_requests
         self.max_rows = max_rows
         self.max_context = max_context
-        self.waiting: deque[Request] = deque()
+        self.waiting = Line()
         self.running: list[Request] = []
         self.departing: list[Request] = []
         """Over, but a pass that may still write to their slots is under way."""
@@ -81,7 +106,7 @@ class Scheduler:
         return not self.waiting and not self.running and not self.departing
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def num_pending(self, request: Request) -> int:
         """Known tokens without keys in the target's stack; 1 while decoding."""
@@ -93,32 +118,46 @@ class Scheduler:
 
     def plan(self, budgets: Mapping[int, Budget]) -> Plan:
         """Choose rows and hold slots for them; `budgets` by request id, none meaning depth 0."""
-        admitted = self._admit()
-        works: list[Work] = []
-        preempted: list[Request] = []
-        rows = self.max_rows
-        spare = rows - len(self.running)  # guesses leave everyone a row
-        for request in sorted(self.running, key=lambda r: self.num_pending(r) > 1):  # stable: decoding first
-            if request.phase is not Phase.RUNNING or rows == 0:
-                continue
-            budget = budgets.get(request.id, NO_GUESS)
-            work = self._fit(request, budget, rows, spare)
-            while work is None:
-                victim = self._victim(request, works)
-                self._preempt(victim)
-                preempted.append(victim)
-                if victim is request:
-                    break
-                work = self._fit(request, budget, rows, spare)
-            if work is not None:
-                works.append(work)
-                rows -= work.num_rows + work.budget.nodes
-                spare -= work.budget.nodes
+        before = frozenset(self.running)
+        admitted, lost = self._admit()
+        draft = _Draft(self.max_rows, self.max_rows - len(self.running), lost=lost)  # guesses leave everyone a row
+        reading: list[Request] = []
+        decoding: list[Request] = []
+        for request in ranked(self.running):
+            (reading if self.num_pending(request) > 1 else decoding).append(request)
+        for request in decoding:
+            self._place(draft, request, budgets.get(request.id, NO_GUESS), draft.rows)
+        for _, level in itertools.groupby(reading, key=lambda request: request.priority):
+            self._read(draft, [request for request in level if request.phase is Phase.RUNNING])
+        works = draft.works
         if self.needs.extra_rows:
-            works = self._probing(works, budgets, rows)
+            works = self._probing(works, budgets, draft.rows)
         # One that was admitted and preempted in the same breath never began.
-        began = tuple(r for r in admitted if r not in preempted)
-        return Plan(tuple(works), began, tuple(r for r in preempted if r not in admitted))
+        began = tuple(r for r in dict.fromkeys(admitted) if r.phase is Phase.RUNNING)
+        return Plan(tuple(works), began, tuple(r for r in dict.fromkeys(lost) if r in before))
+
+    def _read(self, draft: _Draft, requests: list[Request]) -> None:
+        """Chunks of prompts, as many rows as their clients' shares of the pass allow."""
+        wanted: Counter[str] = Counter()
+        for request in requests:
+            wanted[request.client] += self.num_pending(request)
+        left = rations(draft.rows, wanted, draft.had)
+        for request in requests:
+            left[request.client] -= self._place(draft, request, NO_GUESS, left[request.client])
+
+    def _place(self, draft: _Draft, request: Request, budget: Budget, rows: int) -> int:
+        """Plan a request's work, of at most `rows` known tokens, whoever must be preempted for it; returns how many."""
+        if request.phase is not Phase.RUNNING or rows == 0:
+            return 0
+        work = self._fit(request, budget, rows, draft.spare)
+        while work is None:
+            victim = self._victim(request, draft.works)
+            self._preempt(victim)
+            draft.lost.append(victim)
+            if victim is request:
+                return 0
+            work = self._fit(request, budget, rows, draft.spare)
+        return draft.add(work)
 
     def finish(self, request: Request, reason: FinishReason, is_aloft: bool = False) -> None:
         """The request is over: its slots return at once, or, while a pass `is_aloft` with it, by `release`."""
@@ -141,24 +180,42 @@ class Scheduler:
     @property
     def admits(self) -> bool:
         """Whether a request that waits can start in the next pass."""
-        if not self.waiting or len(self.running) >= self.max_requests:
-            return False
-        # A prompt starts only where all of it fits beside those that run: half a prompt holds slots for nothing.
-        needed = -(-(self.waiting[0].num_tokens + 1) // self.ledger.block_size)
-        return not self.running or needed <= self.ledger.pool.num_available
+        request = self.waiting.first(self.running)
+        return request is not None and (self._has_room(request) or yielding(request, self.running) is not None)
 
-    def _admit(self) -> list[Request]:
-        admitted = []
-        while self.admits:
-            request = self.waiting.popleft()
-            reuse = request.params.prompt_logprobs is None or bool(request.output)
-            cached = self.ledger.open(key_of(request), request.tokens(0, request.num_tokens), reuse)
-            if request.num_cached is None:  # after a preemption it would find its own keys
-                request.num_cached = cached
-            request.phase = Phase.RUNNING
-            self.running.append(request)
-            admitted.append(request)
-        return admitted
+    def _has_room(self, request: Request) -> bool:
+        """Whether there is a seat, and slots for all of the prompt beside what those that run have yet to write and a
+        block more of each: half a prompt would hold slots for nothing, and soon be preempted.
+        """
+        if len(self.running) >= self.max_requests:
+            return False
+        size = self.ledger.block_size
+        owed = sum(self.ledger.num_missing(key_of(one), one.num_tokens + size) for one in self.running)
+        return not self.running or owed - (-(request.num_tokens + 1) // size) <= self.ledger.pool.num_available
+
+    def _admit(self) -> tuple[list[Request], list[Request]]:
+        """Let start who can, in their turns; returns them, and those that had more than their share and gave way."""
+        admitted: list[Request] = []
+        lost: list[Request] = []
+        while (request := self.waiting.first(self.running)) is not None:
+            if self._has_room(request):
+                self._start(request)
+                admitted.append(request)
+            elif (victim := yielding(request, self.running)) is not None:
+                self._preempt(victim)
+                lost.append(victim)
+            else:
+                break
+        return admitted, lost
+
+    def _start(self, request: Request) -> None:
+        self.waiting.take(request)
+        reuse = request.params.prompt_logprobs is None or bool(request.output)
+        cached = self.ledger.open(key_of(request), request.tokens(0, request.num_tokens), reuse)
+        if request.num_cached is None:  # after a preemption it would find its own keys
+            request.num_cached = cached
+        request.phase = Phase.RUNNING
+        self.running.append(request)
 
     def _fit(self, request: Request, budget: Budget, rows: int, spare: int) -> Work | None:
         """Hold slots for this request's next rows (at most `rows` known tokens or `spare` guesses), guessing less where
@@ -210,7 +267,7 @@ class Scheduler:
 
     def _victim(self, request: Request, works: list[Work]) -> Request:
         planned = {work.request.id for work in works}
-        for candidate in reversed(self.running):
+        for candidate in reversed(ranked(self.running)):
             if candidate.id not in planned and candidate is not request:
                 return candidate
         if len(self.running) == 1:
@@ -221,9 +278,9 @@ class Scheduler:
         return request
 
     def _preempt(self, request: Request) -> None:
-        """Give its slots back; it starts again at the head of the queue, and writes the same keys again."""
+        """Give its slots back; it starts again at the head of its client's line, and writes the same keys again."""
         self.num_preemptions += 1
         self.running.remove(request)
         self.ledger.close(key_of(request))
         request.phase = Phase.WAITING
-        self.waiting.appendleft(request)
+        self.waiting.put_back(request)

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from outrider.errors import ConfigError
 from outrider.measure.prompts import Messages, Prompt
 
 PERCENTILES = (50, 95, 99)
+PLAIN = MappingProxyType({"speculation": {"enabled": False}})
+"""What a body says to our own server to be drawn plainly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +93,8 @@ class Outcome:
         return asdict(self)
 
 
-def outcome(level: Level, samples: Sequence[Sample], seconds: float, goal: Goal) -> Outcome:
-    """Sum up a level that took so many seconds. `goodput` counts requests a second that kept the goal."""
+def outcome(level: str, samples: Sequence[Sample], seconds: float, goal: Goal) -> Outcome:
+    """Sum up a level, by its name, that took so many seconds. `goodput` counts requests a second that kept the goal."""
     answered = [sample for sample in samples if sample.error is None]
     errors: dict[str, int] = {}
     for sample in samples:
@@ -100,7 +103,7 @@ def outcome(level: Level, samples: Sequence[Sample], seconds: float, goal: Goal)
     told = [sample.speculation for sample in answered if sample.speculation is not None]
     cycles = sum(each["cycles"] for each in told)
     return Outcome(
-        level=str(level),
+        level=level,
         requests=len(samples),
         failed=len(samples) - len(answered),
         errors=errors,

@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from outrider import __version__
 from outrider.errors import OutriderError
+from outrider.server import openapi
 from outrider.server.bridge import closing
 from outrider.server.chat import ChatAnswer
 from outrider.server.completion import CompletionAnswer
@@ -30,28 +31,6 @@ from outrider.server.stream import ClientLeft
 PAGE = Path(__file__).parent / "page"
 POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 """The page asks nobody but the server that it came from."""
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text, "content": {"application/json": {"schema": {"type": "object"}}}}
-    for status, text in {
-        400: "Refused: a field is unknown, wrong, or cannot be honoured exactly.",
-        401: "No known API key.",
-        404: "Another model than the one here.",
-        408: "The body did not come.",
-        413: "The body is too large.",
-        429: "The queue is full; Retry-After says when to try again.",
-        500: "The model gave no law, or the server failed.",
-        503: "The server is stopping, or out of memory.",
-        504: "Not done in time.",
-    }.items()
-}
-
-
-ANSWERS = REFUSALS | {
-    200: {
-        "description": "The whole answer, or with `stream` its events, each a JSON object behind `data: `.",
-        "content": {kind: {"schema": {}} for kind in ("application/json", "text/event-stream")},
-    }
-}
 
 
 def create_app(server: Server) -> FastAPI:
@@ -110,16 +89,16 @@ def _errors(app: FastAPI) -> None:
 def _openai(app: FastAPI, server: Server) -> None:
     """OpenAI's routes."""
 
-    @app.post("/v1/completions", responses=ANSWERS, response_model=None)
+    @app.post("/v1/completions", responses=openapi.completion(), response_model=None)
     async def completions(ask: CompletionAsk, request: Request) -> Response:
-        prepared = await server.prepare(server.preparer.completion, ask)
+        prepared = await server.prepare(request, server.preparer.completion, ask)
         return await server.answer(
             request, ask, prepared, lambda p: CompletionAnswer(server.voice, p, _wants_usage(ask), bool(ask.echo))
         )
 
-    @app.post("/v1/chat/completions", responses=ANSWERS, response_model=None)
+    @app.post("/v1/chat/completions", responses=openapi.chat(), response_model=None)
     async def chat(ask: ChatAsk, request: Request) -> Response:
-        prepared = await server.prepare(server.preparer.chat, ask)
+        prepared = await server.prepare(request, server.preparer.chat, ask)
         return await server.answer(request, ask, prepared, lambda p: ChatAnswer(server.voice, p, _wants_usage(ask)))
 
     def card() -> dict[str, Any]:
@@ -137,11 +116,11 @@ def _openai(app: FastAPI, server: Server) -> None:
             "max_model_len": resolved.max_context,
         }
 
-    @app.get("/v1/models", responses={401: REFUSALS[401]})
+    @app.get("/v1/models", responses=openapi.models(), response_model=None)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [card()]}
 
-    @app.get("/v1/models/{name:path}", responses={401: REFUSALS[401], 404: REFUSALS[404]})
+    @app.get("/v1/models/{name:path}", responses=openapi.model(), response_model=None)
     async def model(name: str) -> dict[str, Any]:
         server.preparer.check_model(name)
         return card()
@@ -150,31 +129,31 @@ def _openai(app: FastAPI, server: Server) -> None:
 def _own(app: FastAPI, server: Server) -> None:
     """Routes that OpenAI does not have."""
 
-    @app.post("/tokenize", responses=REFUSALS)
-    async def tokenize(ask: TokenizeAsk) -> dict[str, Any]:
+    @app.post("/tokenize", responses=openapi.tokens(), response_model=None)
+    async def tokenize(ask: TokenizeAsk, request: Request) -> dict[str, Any]:
         server.preparer.check_model(ask.model)
         if ask.prompt is not None:
-            tokens = await server.prepare(server.llm.prompts.tokenize, ask.prompt, ask.add_special_tokens)
+            tokens = await server.prepare(request, server.llm.prompts.tokenize, ask.prompt, ask.add_special_tokens)
         else:
-            tokens = list(await server.prepare(server.preparer.messages, ask.messages))
+            tokens = list(await server.prepare(request, server.preparer.messages, ask.messages))
         return {"tokens": tokens, "count": len(tokens), "max_model_len": server.llm.resolved.max_context}
 
-    @app.post("/detokenize", responses=REFUSALS)
-    async def detokenize(ask: DetokenizeAsk) -> dict[str, Any]:
+    @app.post("/detokenize", responses=openapi.prompt(), response_model=None)
+    async def detokenize(ask: DetokenizeAsk, request: Request) -> dict[str, Any]:
         server.preparer.check_model(ask.model)
-        await server.prepare(server.llm.encode, ask.tokens)
+        await server.prepare(request, server.llm.encode, ask.tokens)
         return {"prompt": server.llm.tokenizer.decode(ask.tokens)}
 
-    @app.get("/health", responses={503: REFUSALS[503]})
+    @app.get("/health", responses=openapi.health())
     async def health() -> Response:
         return JSONResponse({"status": "ok"}) if server.bridge.is_alive else _unavailable()
 
-    @app.get("/ready", responses={503: REFUSALS[503]})
+    @app.get("/ready", responses=openapi.ready())
     async def ready() -> Response:
         serving = server.bridge.is_alive and not server.bridge.is_closing
         return JSONResponse({"status": "ready", "open": server.bridge.num_open}) if serving else _unavailable()
 
-    @app.get("/metrics", responses={401: REFUSALS[401]}, response_class=PlainTextResponse)
+    @app.get("/metrics", responses=openapi.refusals(401), response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(server.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

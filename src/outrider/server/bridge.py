@@ -16,6 +16,7 @@ from outrider.record import Record
 from outrider.request import Phase
 from outrider.server.errors import ApiError, of_error
 from outrider.server.job import Job, Piece, Sample
+from outrider.server.lobby import Lobby
 from outrider.server.metrics import Metrics
 
 TYPICAL_SECONDS = 1.0
@@ -32,9 +33,8 @@ class Bridge:
     def __init__(self, llm: LLM, metrics: Metrics, max_queue: int) -> None:
         self.llm = llm
         self.metrics = metrics
-        self.max_open = llm.config.max_requests + max_queue
+        self.lobby = Lobby(llm.config.max_requests + max_queue)
         self.is_closing = False
-        self._num_open = 0  # samples handed in and not over; under the lock
         self._seconds = TYPICAL_SECONDS  # a running mean of what a request takes
         self._lock = threading.Lock()
         self._commands: queue.SimpleQueue[tuple[str, Job | None]] = queue.SimpleQueue()
@@ -52,31 +52,32 @@ class Bridge:
     @property
     def num_open(self) -> int:
         """Samples that run or wait."""
-        return self._num_open
+        return self.lobby.num_open
 
     def submit(self, job: Job) -> None:
         """Queue a job.
 
         Raises:
-            ApiError: 429 where the queue is full, 400 where it could never hold so many, 503 where the server stops.
+            ApiError: 429 where the queue is full and the client has its share of it, 400 where it could never hold so
+                many, 503 where the server stops.
         """
         with self._lock:
             if self.is_closing or not self.is_alive:
                 raise closing()
-            if job.num_samples > self.max_open:
-                raise ApiError(
-                    400, f"{job.num_samples} samples are more than the queue holds ({self.max_open}): ask for less"
-                )
-            if self._num_open + job.num_samples > self.max_open:
-                self.metrics.refused.labels("queue_full").inc()
-                raise ApiError(
-                    429,
-                    f"{self._num_open} requests run or wait and the queue holds {self.max_open}: try again later",
-                    code="queue_full",
-                    retry_after=self._retry_after(),
-                )
-            self._num_open += job.num_samples
+            gone = self.lobby.enter(job)
+            if gone is None:
+                raise self.full("try again later")
+            for one in gone:
+                self._commands.put(("make_room", one))
             self._commands.put(("begin", job))
+
+    def full(self, remedy: str, reason: str = "queue_full") -> ApiError:
+        """The answer to whoever must wait elsewhere; its Retry-After is when about half of those here have ended."""
+        self.metrics.refused.labels(reason).inc()
+        count, most = self.num_open, self.lobby.most
+        seconds = max(1, math.ceil(self._seconds * count / self.llm.config.max_requests / 2))
+        said = f"{count} requests run or wait and the queue holds {most}: {remedy}"
+        return ApiError(429, said, code="queue_full", retry_after=seconds)
 
     def give_up(self, job: Job) -> None:
         """Nobody reads this job any more: what still runs of it is aborted before the next cycle."""
@@ -97,11 +98,6 @@ class Bridge:
         self.stop()
         if self.is_alive:
             self._thread.join(timeout)
-
-    def _retry_after(self) -> int:
-        """Seconds until about so many have ended as wait now."""
-        rounds = self._num_open / self.llm.config.max_requests
-        return max(1, math.ceil(self._seconds * rounds / 2))
 
     # From here on, all is done by the engine's thread.
 
@@ -133,6 +129,8 @@ class Bridge:
                 return False
             if verb == "begin":
                 self._begin(job)
+            elif verb == "make_room":
+                self._make_room(job)
             else:
                 self._end(job)
 
@@ -142,7 +140,7 @@ class Bridge:
         self._jobs.append(job)
         try:
             for prompt in job.prompts:
-                for request in self.llm.requests(prompt, job.params):
+                for request in self.llm.requests(prompt, job.params, job.client, job.priority):
                     inbox: deque[Emission] = deque()
                     stream = self.llm.begin(request, inbox)
                     job.samples.append(Sample(len(job.samples), request, stream, inbox))
@@ -158,11 +156,19 @@ class Bridge:
             if not sample.request.is_finished:
                 self.metrics.finished("abort", sample.request)
             self.llm.end(sample.request)
-        with self._lock:
-            self._num_open -= job.num_samples
+        self.lobby.leave(job)
         if job in self._jobs:
             self._jobs.remove(job)
             self.metrics.gauge(self.llm)
+
+    def _make_room(self, job: Job) -> None:
+        """Fail a job that took more than its client's share of a full queue, unless it has got on meanwhile."""
+        if job.is_over:
+            return
+        if job.first_token is not None:
+            self.lobby.keep(job)
+            return
+        self._fail(job, self.full("others came and yours were most, so try again later", "over_share"))
 
     def _fail(self, job: Job, error: Exception) -> None:
         if not isinstance(error, (OutriderError, ApiError)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
 import re
 import time
@@ -47,7 +48,8 @@ class Gate:
         said = headers.get("x-request-id", b"").decode("latin-1")
         number = said if REQUEST_ID.fullmatch(said) else uuid.uuid4().hex
         facts: dict[str, Any] = {"request_id": number, "method": scope["method"], "path": scope["path"]}
-        scope.setdefault("state", {})["facts"] = facts
+        state = scope.setdefault("state", {})
+        state["facts"] = facts
         began, status = time.monotonic(), 0
 
         async def answer(message: Message) -> None:
@@ -59,8 +61,10 @@ class Gate:
 
         try:
             if scope["method"] != "OPTIONS":  # a browser asks whether it may ask without telling its key
-                self._admit(scope["path"], headers)
-            await self.app(scope, await self._bounded(headers, receive), answer)
+                state["client"] = facts["client"] = self._admit(scope["path"], headers) or _address(scope)
+            whole = await self._bounded(headers, receive)
+            state["arrived"] = time.monotonic()
+            await self.app(scope, whole, answer)
         except Exception as error:  # the border: whatever it was, the client gets one sentence
             refusal = of_error(error)
             if refusal.status == 500:
@@ -72,16 +76,20 @@ class Gate:
             self.metrics.requests.labels(_route(scope), str(status)).inc()
             tell(f"{scope['method']} {scope['path']} {status}", facts)
 
-    def _admit(self, path: str, headers: dict[str, bytes]) -> None:
-        """Refuse whoever brings no known key; every key is compared, whole, so that no time tells of one."""
+    def _admit(self, path: str, headers: dict[str, bytes]) -> str | None:
+        """Refuse whoever brings no known key; every key is compared, whole, so that no time tells of one.
+
+        Returns which key it was, by its place in the file and not by itself; None where none is needed.
+        """
         if not self.keys or path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
-            return
+            return None
         kind, _, key = headers.get("authorization", b"").partition(b" ")
         known = [hmac.compare_digest(key.strip(), one) for one in self.keys]
         if kind.lower() != b"bearer" or not any(known):
             raise ApiError(
                 401, "the API key is missing or unknown: send it as 'Authorization: Bearer KEY'", code="invalid_api_key"
             )
+        return f"key {known.index(True) + 1}"
 
     async def _bounded(self, headers: dict[str, bytes], receive: Receive) -> Callable[[], Awaitable[Message]]:
         """The whole body, read within its bounds, and then what follows it."""
@@ -109,6 +117,16 @@ class Gate:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body has more than {self.max_body} bytes: send less", code="body_too_large")
+
+
+def _address(scope: Scope) -> str:
+    """Where a request comes from; of IPv6 the network, as whoever has one address of it has all."""
+    host = (scope.get("client") or ("",))[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a socket's path, or nothing
+        return str(host)
+    return str(address) if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def _route(scope: Scope) -> str:

@@ -53,13 +53,26 @@ class Job:
 
     Iterating gives pieces until every sample has ended, and raises what went wrong; `Bridge.give_up` must follow,
     whatever happened.
+
+    Args:
+        deadline, arrived: on the monotonic clock; it arrived now where that is None. client, priority: as in `Request`.
     """
 
-    def __init__(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, deadline: float | None) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        params: SamplingParams,
+        deadline: float | None,
+        client: str = "",
+        priority: int = 0,
+        arrived: float | None = None,
+    ) -> None:
         self.prompts = tuple(prompts)
         self.params = params
         self.deadline = deadline
-        self.arrived = time.monotonic()
+        self.client = client
+        self.priority = priority
+        self.arrived = time.monotonic() if arrived is None else arrived
         self.first_token: float | None = None
         self.num_samples = len(self.prompts) * params.n
         self.samples: list[Sample] = []  # of the engine thread

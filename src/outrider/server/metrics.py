@@ -39,7 +39,8 @@ class Metrics:
         info.labels(model, drafter).set(1)
         self.requests = counter("http_requests", "Answers by route and status.", "route", "status")
         self.refused = counter("requests_refused", "Requests that never ran, by reason.", "reason")
-        self.refused.labels("queue_full")  # 0, not unknown, until one is
+        for reason in ("queue_full", "over_share"):
+            self.refused.labels(reason)  # 0, not unknown, until one is
         self.ended = counter("request_success", "Samples that ended, by reason.", "finished_reason")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of samples that ended.")
         self.cached_tokens = counter("prefix_cache_hits", "Prompt tokens whose keys were there already.")

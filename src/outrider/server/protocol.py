@@ -9,9 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from outrider.errors import RequestError
 from outrider.request import LogprobsMode
 
+
+def _told(**bounds: float) -> Any:
+    """Bounds that `/openapi.json` tells; whoever keeps them has a better sentence than pydantic's."""
+    return Field(json_schema_extra=dict(bounds))
+
+
 Count = Annotated[int, Field(ge=0)]
-TokenIds = list[int]
-StopText = Annotated[str, Field(max_length=1000)]
+TokenIds = list[Annotated[int, _told(minimum=0)]]
+Prompt = Annotated[str, _told(minLength=1)]
+PromptIds = Annotated[TokenIds, _told(minItems=1)]
+StopText = Annotated[str, Field(max_length=1000, json_schema_extra={"minLength": 1})]
 """Stop strings and bad words are looked at for every token, so one request with many would slow down all others."""
 
 
@@ -83,20 +91,20 @@ class Ask(Form):
 
     model: str | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Annotated[float, _told(minimum=0)] | None = None
+    top_p: Annotated[float, _told(exclusiveMinimum=0, maximum=1)] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, _told(minimum=0, maximum=2**64 - 1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    top_k: Annotated[int, _told(minimum=0)] | None = None
+    min_p: Annotated[float, _told(minimum=0, maximum=1)] | None = None
+    repetition_penalty: Annotated[float, _told(exclusiveMinimum=0)] | None = None
+    min_tokens: Annotated[int, _told(minimum=0)] | None = None
     bad_words: Annotated[list[str | TokenIds], Field(max_length=1000)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=1000)] | None = None
     ignore_eos: bool | None = None
@@ -106,6 +114,7 @@ class Ask(Form):
     speculation: Speculation | None = None
     stream_smoothing: bool | None = None
     timeout: Annotated[float, Field(ge=1)] | None = None
+    priority: Annotated[int, Field(ge=0, le=100)] | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Ask:
@@ -135,7 +144,9 @@ class Ask(Form):
 class CompletionAsk(Ask):
     """The body of `/v1/completions`; `prompt` is one or several texts, or their token ids."""
 
-    prompt: str | list[str] | TokenIds | list[TokenIds]
+    prompt: (
+        Prompt | Annotated[list[Prompt], _told(minItems=1)] | PromptIds | Annotated[list[PromptIds], _told(minItems=1)]
+    )
     max_tokens: Count | None = None
     logprobs: Count | None = None
     echo: bool | None = None
@@ -245,7 +256,7 @@ class TokenizeAsk(Form):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -259,7 +270,7 @@ class DetokenizeAsk(Form):
     """The body of `/detokenize`."""
 
     model: str | None = None
-    tokens: TokenIds
+    tokens: PromptIds
 
 
 _SAME = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from outrider.server.protocol import Ask
 from outrider.server.settings import ServeConfig
 from outrider.server.stream import EventStream, until_gone
 from outrider.server.tokens import TokenNames
+from outrider.server.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Server:
     """The parts of a running server.
 
     Attributes:
-        tokenizing: the thread that tokenizes and compiles grammars.
+        tokenizing: the thread that tokenizes and compiles grammars. turns: who may use it.
     """
 
     llm: LLM
@@ -44,6 +44,7 @@ class Server:
     preparer: Preparer
     voice: Voice
     tokenizing: ThreadPoolExecutor
+    turns: Turns
 
     @classmethod
     def of(cls, llm: LLM, config: ServeConfig) -> Server:
@@ -53,19 +54,30 @@ class Server:
         preparer = Preparer(llm, config, name)
         voice = Voice(name, _fingerprint(llm), llm.resolved.drafter, _names(preparer), _special(llm))
         pool = ThreadPoolExecutor(1, "tokenizer")
-        return cls(llm, config, name, metrics, Bridge(llm, metrics, config.max_queue), preparer, voice, pool)
+        return cls(llm, config, name, metrics, Bridge(llm, metrics, config.max_queue), preparer, voice, pool, Turns())
 
-    async def prepare(self, make: Callable[..., Any], *arguments: Any) -> Any:
-        """Run `make` beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.tokenizing, make, *arguments)
+    async def prepare(self, request: Request, make: Callable[..., Any], *arguments: Any) -> Any:
+        """Run `make` beside the event loop, when it is the turn of the request's client.
+
+        Raises:
+            ApiError: 429, more of this client's wait for that than could run or wait behind it.
+        """
+        client = request.scope["state"]["client"]
+        if self.turns.num_waiting(client) >= self.bridge.lobby.most:
+            raise self.bridge.full("try again later")
+        async with self.turns.turn(client):
+            return await asyncio.get_running_loop().run_in_executor(self.tokenizing, make, *arguments)
 
     async def answer(
         self, request: Request, ask: Ask, prepared: Prepared, make: Callable[[Prepared], Answer]
     ) -> Response:
         """Run a job to its end, whole or as a stream."""
         limits = [s for s in (ask.timeout, self.config.request_timeout) if s is not None]
-        job = Job(prepared.prompts, prepared.params, time.monotonic() + min(limits) if limits else None)
-        answer, facts = make(prepared), request.scope["state"]["facts"]
+        state = request.scope["state"]
+        arrived, client = state["arrived"], state["client"]
+        deadline = arrived + min(limits) if limits else None
+        job = Job(prepared.prompts, prepared.params, deadline, client, ask.priority or 0, arrived)
+        answer, facts = make(prepared), state["facts"]
         facts |= {"seed": prepared.seed, "stream": bool(ask.stream)} | ({"user": ask.user} if ask.user else {})
 
         def end() -> None:
