@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from outrider.cli.options import Json, Limit, MaxTokens, PromptFiles
+from outrider.cli.options import Json, Limit, MaxTokens, PromptFiles, read_key
 from outrider.cli.render import number, print_json, table
 from outrider.errors import ConfigError
 
@@ -54,7 +53,10 @@ def load(
     levels = [Level(clients=n) for n in clients or ([] if rate else [1, 4, 16])] + [Level(rate=r) for r in rate or []]
     asked = [messages_of(prompt) for prompt in load_prompts(prompts, limit)]
     fields = {"max_tokens": max_tokens, "temperature": temperature, **_object(body)}
-    client, goal = Client(url, model, _key(api_key_file), fields), Goal(first_token=good_first_token, token=good_token)
+    client, goal = (
+        Client(url, model, read_key(api_key_file), fields),
+        Goal(first_token=good_first_token, token=good_token),
+    )
     found = [outcome(level, *asyncio.run(client.run(level, asked, requests, seed)), goal) for level in levels]
     if as_json:
         print_json({"url": url, "body": fields, "prompts": len(asked), "loads": [each.to_json() for each in found]})
@@ -80,12 +82,3 @@ def _object(text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError("--body is no JSON object: give fields in braces")
     return found
-
-
-def _key(file: str | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return Path(file).read_text().split("\n")[0].strip()
-    except OSError as error:
-        raise ConfigError(f"api_key_file={file!r} cannot be read ({error.strerror})") from error
