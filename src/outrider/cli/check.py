@@ -11,7 +11,7 @@ from outrider.cli.check_remote import Remote
 from outrider.cli.options import Json, Limit, PromptFile, Raw, Settings, read_key, takes
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
-from outrider.measure.endpoint.subject import Plan
+from outrider.measure.endpoint.subject import DRAWS, MAX_TOKENS, Plan
 from outrider.measure.prompts import load_prompts
 
 
@@ -42,7 +42,7 @@ def check(
     seed: Annotated[int, typer.Option(metavar="N", help="Prompt i runs with this seed plus i.")] = 0,
     draws: Annotated[
         int, typer.Option(metavar="N", min=40, help="Texts that an endpoint draws for each sampling field.")
-    ] = 400,
+    ] = DRAWS,
     tie: Annotated[
         float,
         typer.Option(metavar="X", min=0, help="Greedy texts of an endpoint may part at margins up to this, in nats."),
@@ -78,7 +78,7 @@ def check(
             keys=(read_key(api_key_file), read_key(reference_key_file)),
             raw=raw,
             at_once=at_once,
-            plan=Plan(draws=draws, max_tokens=64 if max_tokens is None else max_tokens, tie=tie, seed=seed),
+            plan=Plan(draws=draws, max_tokens=MAX_TOKENS if max_tokens is None else max_tokens, tie=tie, seed=seed),
         ).check(load_prompts(prompts, limit), as_json)
         return
     if model is None or reference is not None:

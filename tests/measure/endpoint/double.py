@@ -35,6 +35,7 @@ FAULTS = (
     "limit overrun",
     "log-probabilities of another row",
     "neighbours mixed up",
+    "another model",
 )
 VOCAB = 110
 END = 0
@@ -114,6 +115,11 @@ def draw(chances: np.ndarray, uniform: float) -> int:
     return min(int(np.searchsorted(chances.cumsum(), uniform, side="right")), int(chances.nonzero()[0][-1]))
 
 
+def seen_as(fault: str | None, tokens: Sequence[int]) -> tuple[int, ...]:
+    """What the law depends on; there is none before the first token."""
+    return (*((9,) if fault == "another model" and tokens else ()), *tokens[-2:])
+
+
 @dataclass
 class Text:
     """One choice as it is made."""
@@ -134,7 +140,7 @@ class Text:
         seen = [*self.prompt, *self.output, *guesses]
         if self.stale is not None:
             seen[len(self.prompt) + len(self.output) - 2] = self.stale
-        return tuple(seen[-2:])
+        return seen_as(self.fault, seen)
 
     def chances(self, guesses: Sequence[int], guess: bool = False) -> np.ndarray:
         body, said = self.body, [*self.output, *guesses]
@@ -293,7 +299,7 @@ class Double:
         tokens, contexts = [*echo, *text.output], list(text.rows)
         if self.fault == "log-probabilities of another row":
             contexts = [contexts[0], *contexts[:-1]]
-        contexts = [tuple(echo[:place][-2:]) for place in range(len(echo))] + contexts
+        contexts = [seen_as(self.fault, echo[:place]) for place in range(len(echo))] + contexts
         rows = []
         for token, context in zip(tokens, contexts, strict=True):
             top, row = told(context, num_top) if context else ({}, np.zeros(0))

@@ -245,6 +245,7 @@ def power(plan: Plan, num_top: int) -> str:
     together = least_seen(all_tokens * sum(trial.fields is not None for trial in TRIALS), 100, NUM_TESTS)
     return (
         f"{plan.draws} texts of {plan.draw_tokens} tokens for each field: with {POWER:.0%} at least, a shift is "
-        f"found of {ranks:.3f} in total variation among a field's ranks, of {one:.2f} in a law that {first} texts share, and of "
-        f"{together:.3f} among the tokens of all fields; a sound server is accused in {ALPHA:.1%} of checks at most"
+        f"found of {ranks:.3f} in total variation among a field's ranks, of {one:.2f} in a law that {first} texts "
+        f"share, and of {together:.3f} among the tokens of all fields; a sound server is accused in {ALPHA:.1%} of "
+        "checks at most"
     )

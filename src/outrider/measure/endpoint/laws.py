@@ -97,7 +97,7 @@ def _cut(ranked: list[tuple[str, float]], tail: float, loose: float, least: floa
     weights = [weight for _, weight in ranked]
     total = sum(weights) + tail
     cuts = []
-    if 0 < fields.top_k < keep + (tail > 0):
+    if fields.top_k and (tail or fields.top_k < keep):
         if fields.top_k > keep or _near(weights[fields.top_k - 1], [*weights[fields.top_k :], least][0]):
             return None
         cuts.append(fields.top_k)

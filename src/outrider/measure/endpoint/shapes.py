@@ -9,7 +9,7 @@ from outrider.measure.endpoint.findings import Finding
 from outrider.measure.endpoint.subject import Subject, difference, outcome
 
 SEEDS = 8
-UNLIKELY = math.log(1e-6)
+UNLIKELY = 1e-6
 """Samples are too much alike if chance makes them so less often than this."""
 BIASED = (65, 66, 70, 80, 100, 150, 200, 300, 500, 1000)
 """Token ids that are tried; what they stand for is seen from what is said."""
@@ -100,7 +100,7 @@ def _too_alike(samples: list[Sample]) -> bool:
     if len(samples) < 2 or any(sample.text != samples[0].text for sample in samples):
         return False
     likely = sum(row.logprob for row in samples[0].rows)
-    return likely * (len(samples) - 1) < UNLIKELY
+    return likely * (len(samples) - 1) < math.log(UNLIKELY)
 
 
 async def logprobs(subject: Subject) -> Finding:

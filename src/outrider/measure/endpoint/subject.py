@@ -15,6 +15,9 @@ from outrider.measure.endpoint.statistics import Draw
 from outrider.measure.prompts import Messages
 
 FEW = 8
+DRAWS = 240
+MAX_TOKENS = 64
+"""Of a check that is told nothing else: minutes on a CPU with a small model."""
 TOPS = (20, 5)
 """Likeliest tokens to ask for: what most servers allow at most, and what OpenAI's completions do."""
 
@@ -28,9 +31,9 @@ class Plan:
         tie: greedy texts may part where the two likeliest tokens are this near (in nats). seed: of the first draw.
     """
 
-    draws: int = 400
+    draws: int = DRAWS
     draw_tokens: int = 12
-    max_tokens: int = 64
+    max_tokens: int = MAX_TOKENS
     tie: float = 0.0
     seed: int = 0
 
