@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from importlib.util import find_spec
 
+from outrider.errors import ConfigError
 from outrider.measure.endpoint import drawn, ends, shapes, texts
 from outrider.measure.endpoint.client import Broken, Endpoint, Refused
 from outrider.measure.endpoint.findings import Finding, Report, judged
@@ -29,8 +31,11 @@ async def examine(
             can see. progress: called with (test, tests done, tests in all).
 
     Raises:
-        ConfigError: a server cannot be reached, or says nothing. Broken: it fails at the plainest question.
+        ConfigError: a server cannot be reached, or says nothing; SciPy is not installed. Broken: it fails at the
+            plainest question.
     """
+    if find_spec("scipy") is None:
+        raise ConfigError('check --endpoint needs SciPy: install "outrider[serve]"')
     started = time.monotonic()
     subject = await meet(endpoint, prompts, plan)
     other = None if reference is None else await meet(reference, prompts, plan)
