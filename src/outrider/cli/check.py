@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from outrider.cli.check_local import Local
-from outrider.cli.check_remote import Remote
 from outrider.cli.options import Json, Limit, PromptFile, Raw, Settings, read_key, takes
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
-from outrider.measure.endpoint.subject import DRAWS, MAX_TOKENS, Plan
+from outrider.measure.endpoint.plan import DRAWS, MAX_TOKENS, Plan
 from outrider.measure.prompts import load_prompts
 
 
@@ -71,6 +70,8 @@ def check(
     if endpoint is not None:
         if settings.engine or batched or temperature:
             raise ConfigError("--endpoint takes no engine options, no --batched and no --temperature: leave them out")
+        from outrider.cli.check_remote import Remote
+
         Remote(
             url=endpoint,
             reference=reference,

@@ -13,7 +13,7 @@ from outrider.errors import ConfigError
 from outrider.measure.endpoint.client import Endpoint
 from outrider.measure.endpoint.examine import examine
 from outrider.measure.endpoint.findings import Report
-from outrider.measure.endpoint.subject import Plan
+from outrider.measure.endpoint.plan import Plan
 from outrider.measure.prompts import Prompt
 
 

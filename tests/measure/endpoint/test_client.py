@@ -12,7 +12,8 @@ import pytest
 from outrider.errors import ConfigError
 from outrider.measure.endpoint import client as module
 from outrider.measure.endpoint.client import Ask, Broken, Endpoint, Refused
-from outrider.measure.endpoint.subject import Plan, meet
+from outrider.measure.endpoint.plan import Plan
+from outrider.measure.endpoint.subject import meet
 
 ASK = Ask("hello", {"temperature": 0, "logprobs": 2})
 SPELLED = {"token": "\ufffd", "logprob": -0.1, "bytes": [226, 128]}

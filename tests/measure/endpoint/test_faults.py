@@ -12,7 +12,8 @@ import pytest
 from outrider.measure.endpoint import drawn, ends, shapes, texts
 from outrider.measure.endpoint.examine import examine
 from outrider.measure.endpoint.findings import Finding, Report, judged
-from outrider.measure.endpoint.subject import Plan, Subject, meet
+from outrider.measure.endpoint.plan import Plan
+from outrider.measure.endpoint.subject import Subject, meet
 from outrider.measure.prompts import BUILT_IN
 from tests.measure.endpoint.double import FAULTS, Double
 
@@ -35,6 +36,19 @@ FINDERS: dict[str, Callable[[Subject], Awaitable[Finding]]] = {
     "log-probabilities of another row": texts.likeliest,
     "neighbours mixed up": texts.together,
 }
+NAMED = (
+    "wrong residual",
+    "shared noise",
+    "temperature ignored",
+    "min_p ignored",
+    "penalty by cycle",
+    "end overrun",
+    "rollback off by one",
+    "usage miscounted",
+    "stop string leaked",
+    "stream loses a chunk",
+)
+"""Ten kinds that engines have shipped with, which are to be found within minutes."""
 BESIDE = ("another model",)
 """Of a fault that only a reference shows."""
 BY_LAW = ("wrong residual", "shared noise")
@@ -112,19 +126,19 @@ def test_beside_a_reference_another_model_is_found(fault) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_fault_is_found_with_the_default_settings_in_minutes() -> None:
-    began = time.monotonic()
-    named = FAULTS[:4] + FAULTS[5:6] + FAULTS[7:12]
-    assert len(named) == 10
-    for fault in named:
+    """Seconds of the processor, the tested server's own among them: the clock would count what else runs."""
+    began = time.process_time()
+    for fault in NAMED:
         assert asyncio.run(whole(fault, Plan())).broken, fault
-    assert time.monotonic() - began < 300
-    for fault in {*FAULTS} - {*named, *BESIDE}:
+    assert time.process_time() - began < 300
+    for fault in {*FAULTS} - {*NAMED, *BESIDE}:
         assert asyncio.run(whole(fault, Plan())).broken, fault
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_twenty_checks_of_a_sound_server_raise_no_alarm() -> None:
     for seed in range(20):
         report = asyncio.run(whole(None, Plan(seed=1000 * seed)))

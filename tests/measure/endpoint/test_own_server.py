@@ -8,7 +8,7 @@ import pytest
 
 from outrider.measure.endpoint.client import Endpoint
 from outrider.measure.endpoint.examine import examine
-from outrider.measure.endpoint.subject import Plan
+from outrider.measure.endpoint.plan import Plan
 from tests.server.conftest import live, open_tiny
 from tests.server.tiny_chat import save_tiny_chat
 

@@ -9,6 +9,7 @@ from typing import Any
 from outrider.measure.endpoint.client import Reply
 from outrider.measure.endpoint.findings import Finding
 from outrider.measure.endpoint.laws import LAW_SLACK, Fields, apart, told, warped
+from outrider.measure.endpoint.plan import Plan
 from outrider.measure.endpoint.statistics import (
     ALPHA,
     POWER,
@@ -22,7 +23,7 @@ from outrider.measure.endpoint.statistics import (
     shared_laws,
     two_samples,
 )
-from outrider.measure.endpoint.subject import Plan, Subject, outcome
+from outrider.measure.endpoint.subject import Subject, outcome
 
 PROMPTS = 4
 DOUBT = 2e-3

@@ -10,7 +10,8 @@ from outrider.errors import ConfigError
 from outrider.measure.endpoint import drawn, ends, shapes, texts
 from outrider.measure.endpoint.client import Broken, Endpoint, Refused
 from outrider.measure.endpoint.findings import Finding, Report, judged
-from outrider.measure.endpoint.subject import Plan, Subject, meet
+from outrider.measure.endpoint.plan import Plan
+from outrider.measure.endpoint.subject import Subject, meet
 from outrider.measure.prompts import Messages
 
 Test = tuple[str, Callable[[], Awaitable[Finding]]]

@@ -11,31 +11,13 @@ from outrider.errors import ConfigError
 from outrider.measure.endpoint.client import Ask, Endpoint, Refused, Reply, Sample
 from outrider.measure.endpoint.findings import Finding
 from outrider.measure.endpoint.laws import Fields, Laws, apart, told, warped
+from outrider.measure.endpoint.plan import Plan
 from outrider.measure.endpoint.statistics import Draw
 from outrider.measure.prompts import Messages
 
 FEW = 8
-DRAWS = 240
-MAX_TOKENS = 64
-"""Of a check that is told nothing else: minutes on a CPU with a small model."""
 TOPS = (20, 5)
 """Likeliest tokens to ask for: what most servers allow at most, and what OpenAI's completions do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How much is asked.
-
-    Attributes:
-        draws: texts drawn for each law. draw_tokens: tokens of each. max_tokens: of greedy texts.
-        tie: greedy texts may part where the two likeliest tokens are this near (in nats). seed: of the first draw.
-    """
-
-    draws: int = DRAWS
-    draw_tokens: int = 12
-    max_tokens: int = MAX_TOKENS
-    tie: float = 0.0
-    seed: int = 0
 
 
 @dataclass(slots=True)
