@@ -42,9 +42,11 @@ def test_a_sound_server_exits_0_and_json_tells_all(run, serve, tmp_path) -> None
 
 def test_a_broken_server_exits_1_and_says_what_to_do(run, serve, tmp_path) -> None:
     opened = serve("usage miscounted")
-    ran = run(*WORDS, "--reference", "http://y")
+    key = tmp_path / "key"
+    key.write_text("of y\n")
+    ran = run(*WORDS, "--reference", "http://y", "--reference-key-file", str(key), "--reference-model", "twin")
     assert ran.code == 1
-    assert [(url, key) for url, _, key, *_ in opened] == [("http://x", None), ("http://y", None)]
+    assert [each[:3] for each in opened] == [("http://x", None, None), ("http://y", "twin", "of y")]
     lines = ran.out.splitlines()
     assert "total variation" in lines[0]
     assert lines[1].startswith("BROKEN    ")

@@ -29,6 +29,9 @@ def check(
         str | None,
         typer.Option(metavar="URL", help="A trusted server of the same model, to hold the endpoint against."),
     ] = None,
+    reference_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name at the reference; else its first.")
+    ] = None,
     prompts: PromptFile = None,
     limit: Limit = None,
     temperature: Annotated[
@@ -75,7 +78,7 @@ def check(
         Remote(
             url=endpoint,
             reference=reference,
-            model=model,
+            models=(model, reference_model),
             keys=(read_key(api_key_file), read_key(reference_key_file)),
             raw=raw,
             at_once=at_once,

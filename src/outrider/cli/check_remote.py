@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli.render import notes, print_json, write
 from outrider.errors import ConfigError
-from outrider.measure.endpoint.client import Endpoint
+from outrider.measure.endpoint.client import Endpoint, Route
 from outrider.measure.endpoint.examine import examine
 from outrider.measure.endpoint.findings import Report
 from outrider.measure.endpoint.plan import Plan
@@ -19,11 +19,11 @@ from outrider.measure.prompts import Prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """A server, and perhaps one that is trusted; `keys` of both, `raw`: by completions, without a chat template."""
+    """A server, and perhaps a trusted one; `models` and `keys` are of both, `raw` asks without a chat template."""
 
     url: str
     reference: str | None
-    model: str | None
+    models: tuple[str | None, str | None]
     keys: tuple[str | None, str | None]
     raw: bool
     at_once: int
@@ -51,8 +51,8 @@ class Remote:
                 write(f"{power}\n")
 
         asked: list[Any] = [prompt.content for prompt in prompts]
-        endpoint = self._endpoint(self.url, self.keys[0])
-        reference = None if self.reference is None else self._endpoint(self.reference, self.keys[1])
+        endpoint = self._endpoint(self.url, 0)
+        reference = None if self.reference is None else self._endpoint(self.reference, 1)
         console = notes()
         try:
             with console.status("meeting the server") as status:
@@ -69,5 +69,6 @@ class Remote:
             if reference is not None:
                 await reference.close()
 
-    def _endpoint(self, url: str, key: str | None) -> Endpoint:
-        return Endpoint(url, self.model, key, "completions" if self.raw else "chat", self.at_once)
+    def _endpoint(self, url: str, which: int) -> Endpoint:
+        route: Route = "completions" if self.raw else "chat"
+        return Endpoint(url, self.models[which], self.keys[which], route, self.at_once)
