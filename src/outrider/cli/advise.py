@@ -17,7 +17,7 @@ from outrider.registry import ELSEWHERE, NEED_WEIGHTS
 
 COLUMNS = ("load", "drafter", "ratio", "95 %", "blocks", "tau", "stopped, as")
 OFF = "leave it off"
-SHAPING = ("drafter_model", "depth", "width", "nodes", "exit_layers", "dtype", "device")
+SHAPING = ("drafter_model", "depth", "width", "nodes", "exit_layers", "dtype", "device", "threads")
 """Settings of the races that what is advised has to repeat."""
 DEPTH = 4
 """Guesses a cycle for engines that want a number."""
