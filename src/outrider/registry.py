@@ -88,6 +88,16 @@ READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Settings that only some drafters read."""
 
+ELSEWHERE: Mapping[str, tuple[Mapping[str, Any], str | None]] = MappingProxyType(
+    {
+        "ngram": (MappingProxyType({"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}), "NGRAM"),
+        "suffix": (MappingProxyType({"method": "suffix"}), None),
+        "small_model": (MappingProxyType({"method": "draft_model"}), "STANDALONE"),
+    }
+)
+"""The nearest equal of a drafter in vLLM's `--speculative-config` and SGLang's `--speculative-algorithm`; what is
+trained here has none there, since its artefacts are read by this engine alone."""
+
 
 def reads(setting: str, drafter: str) -> bool:
     """Whether a drafter, or one of the two that a cascade joins, reads a setting; most are read by all."""

@@ -83,9 +83,24 @@ def test_equal_texts():
     assert report.to_json()["first_difference"] is None
     assert [engine.drafter for engine in opened] == ["none", "x", "y"]
     assert seen[-1] == (32, 32)
-    # Prompt i has seed 5 + i, alone and in the batch, plain and speculative.
-    expected = [("a", 5), ("b", 6), ("c", 7)] * 2
-    assert opened[1].runs[1:] == expected * 2
+    # Prompt i has seed 5 + i, in the warm-up, alone and in the batch; the first runs once more to warm up.
+    once = [("a", 5), ("b", 6), ("c", 7)]
+    assert opened[1].runs == [*once, ("a", 5), *once, *once] * 2
+    assert opened[0].runs[: len(opened[1].runs)] == opened[1].runs
+
+
+def test_the_warm_up_is_not_timed_and_the_same_for_both(monkeypatch):
+    clock = iter(range(10_000))
+    asked = {"plain": 0}
+
+    def spoil(who, prompt, size, result):
+        asked["plain"] += who == "none"
+
+    monkeypatch.setattr("outrider.measure.lossless.time.perf_counter", lambda: float(next(clock)))
+    report, _ = compare(spoil)
+    (found,) = report.comparisons
+    assert (found.plain_tokens, found.tokens, found.plain_seconds, found.seconds) == (12, 12, 3.0, 3.0)
+    assert asked["plain"] == 3 + 1 + 3 + 3  # prompts read, the first in full, alone, and in the batch
 
 
 @pytest.mark.parametrize(("batch", "drafter", "mode"), [(1, "x", "solo"), (3, "x", "batch"), (3, "none", "batch")])

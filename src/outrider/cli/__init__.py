@@ -12,7 +12,7 @@ from typing import Any
 from outrider.errors import OutriderError
 
 EXIT_DIFFERENT = 1
-"""`check` and `demo`: the texts differ."""
+"""`check` and `demo`: the texts differ, or a server that was checked is broken."""
 EXIT_REFUSED = 2
 """A mistake that a person can mend; stderr says how."""
 EXIT_INTERRUPTED = 130

@@ -7,7 +7,22 @@ from typing import Annotated
 import typer
 
 from outrider import __version__
-from outrider.cli import bench, chat, check, demo, doctor, fetch, generate, load, prove, replies, report, serve, train
+from outrider.cli import (
+    advise,
+    bench,
+    chat,
+    check,
+    demo,
+    doctor,
+    fetch,
+    generate,
+    load,
+    prove,
+    replies,
+    report,
+    serve,
+    train,
+)
 
 app = typer.Typer(
     name="outrider",
@@ -41,6 +56,7 @@ for verb in (
     load.load,
     check.check,
     bench.bench,
+    advise.advise,
     report.report,
     doctor.doctor,
     replies.replies,

@@ -1,36 +1,61 @@
-"""`outrider check`: proves on your prompts that speculation changes nothing but the speed."""
+"""`outrider check`: proves on your prompts that speculation changes nothing but the speed, here or at any server."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from outrider.cli.drafters import every, settings_for
-from outrider.cli.options import Json, Limit, MaxTokens, Model, PromptFile, Raw, Settings, takes
-from outrider.cli.render import notes, number, print_json, table, write
-from outrider.cli.session import fetch_if_missing
+from outrider.cli.check_local import Local
+from outrider.cli.options import Json, Limit, PromptFile, Raw, Settings, read_key, takes
 from outrider.config import EngineConfig
-from outrider.errors import ConfigError, RequestError
-from outrider.measure.lossless import Comparison, Report
-from outrider.measure.lossless import check as compare
+from outrider.errors import ConfigError
+from outrider.measure.endpoint.plan import DRAWS, MAX_TOKENS, Plan
 from outrider.measure.prompts import load_prompts
-from outrider.request import SamplingParams
 
 
 @takes(EngineConfig)
 def check(
-    model: Model,
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="Alias, folder, .gguf file or hub id; of an endpoint, its name there."),
+    ] = None,
     *,
     settings: Settings,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Check this OpenAI-compatible server instead of an engine here.")
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="A trusted server of the same model, to hold the endpoint against."),
+    ] = None,
+    reference_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's name at the reference; else its first.")
+    ] = None,
     prompts: PromptFile = None,
     limit: Limit = None,
     temperature: Annotated[
         list[float] | None,
         typer.Option(metavar="X", help="A temperature to compare at; may be repeated. Default: 0 and 1."),
     ] = None,
-    max_tokens: MaxTokens = 128,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Completion tokens a prompt. Default: 128; of an endpoint 64.")
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Prompt i runs with this seed plus i.")] = 0,
+    draws: Annotated[
+        int, typer.Option(metavar="N", min=40, help="Texts that an endpoint draws for each sampling field.")
+    ] = DRAWS,
+    tie: Annotated[
+        float,
+        typer.Option(metavar="X", min=0, help="Greedy texts of an endpoint may part at margins up to this, in nats."),
+    ] = 0.0,
+    at_once: Annotated[int, typer.Option(metavar="N", min=1, help="Requests in flight at an endpoint.")] = 8,
+    api_key_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Its first line is the endpoint's key.")
+    ] = None,
+    reference_key_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Its first line is the reference's key.")
+    ] = None,
     batched: Annotated[
         bool, typer.Option("--batched", help="Leave the runs alone out: no speed is measured, much sooner done.")
     ] = False,
@@ -41,85 +66,34 @@ def check(
 
     `--drafter all` takes every drafter in turn, and a cascade; of those that must be trained, the ones trained for
     this model.
+
+    `--endpoint URL` puts any OpenAI-compatible server to the test, alone or beside a `--reference`: greedy texts, every
+    sampling field's law, stop strings, usage, log-probabilities, streams. It exits 1 where something is broken.
     """
-    temperatures = temperature or [0.0, 1.0]
-    acceptance = settings.engine.get("acceptance", "match")
-    if acceptance != "match" and any(temperatures):
-        raise ConfigError(f"acceptance={acceptance!r} promises no same text but the same law: check at --temperature 0")
-    for value in temperatures:
-        SamplingParams(temperature=value, max_tokens=max_tokens, seed=seed)  # refused now, not after loading
-    asked = load_prompts(prompts, limit)
-    wanted = settings.engine.get("drafter", "auto")
-    engines = {wanted: settings.engine}
-    if wanted == "all":
-        engines = {name: settings_for(name, settings.engine) for name in every(model, settings.engine)}
-    for engine in engines.values():
-        EngineConfig.of(model=model, **engine)
-    fetch_if_missing(model)
+    if endpoint is not None:
+        if settings.engine or batched or temperature:
+            raise ConfigError("--endpoint takes no engine options, no --batched and no --temperature: leave them out")
+        from outrider.cli.check_remote import Remote
 
-    def open_llm(drafter: str) -> Any:
-        from outrider import LLM
-
-        llm = LLM(model, **(engines.get(drafter) or settings_for(drafter, settings.engine)))
-        llm.engine.strict = True  # the text would go on without a drafter that does wrong, and nothing be checked
-        return llm
-
-    console = notes()
-    with console.status("loading") as status:
-        report = compare(
-            open_llm,
-            list(engines),
-            asked,
-            temperatures=temperatures,
-            max_tokens=max_tokens,
-            seed=seed,
+        Remote(
+            url=endpoint,
+            reference=reference,
+            models=(model, reference_model),
+            keys=(read_key(api_key_file), read_key(reference_key_file)),
             raw=raw,
-            batched=batched,
-            progress=lambda done, total: status.update(f"run {done} of {total}"),
-        )
-    if not report.compared:
-        raise RequestError(f"no prompt could be run: {report.comparisons[0].refusals[0]}")
-    _show(report, console, as_json)
-    if report.differing:
-        raise typer.Exit(1)
-
-
-def _show(report: Report, console: Any, as_json: bool) -> None:
-    columns = (
-        "drafter",
-        "temperature",
-        "compared",
-        "differing",
-        "guesses",
-        "in batch",
-        "tau",
-        "plain tok/s",
-        "tok/s",
-        "ratio",
-    )
-    console.print(table("speculative against plain", columns, [_row(c) for c in report.comparisons]))
-    if any(not c.tally.drafted for c in report.comparisons):
-        console.print("where guessing does not pay, control leaves it off alone; the batched runs guess in every cycle")
-    if as_json:
-        print_json(report.to_json())
+            at_once=at_once,
+            plan=Plan(draws=draws, max_tokens=MAX_TOKENS if max_tokens is None else max_tokens, tie=tie, seed=seed),
+        ).check(load_prompts(prompts, limit), as_json)
         return
-    for comparison in report.comparisons:
-        for d in comparison.differences[:1]:
-            write(
-                f"{d.prompt}, {d.drafter}, temperature {d.temperature}, {d.mode}: position {d.position} is {d.other}, "
-                f"plain says {d.plain} (top-2 margin {number(d.margin, 6)})\n"
-            )
-    write(f"compared {report.compared}, differing {report.differing}\n")
-
-
-def _row(c: Comparison) -> list[str]:
-    figures = (number(c.tally.tau), number(c.plain_rate, 1), number(c.rate, 1), number(c.ratio))
-    return [
-        c.drafter,
-        str(c.temperature),
-        str(c.compared),
-        str(c.differing),
-        str(c.tally.drafted),
-        str(c.batch_tally.drafted),
-        *figures,
-    ]
+    if model is None or reference is not None:
+        raise ConfigError("give a MODEL to check here, or --endpoint URL (with --reference URL beside it)")
+    local = Local(
+        model=model,
+        engine=settings.engine,
+        temperatures=temperature or [0.0, 1.0],
+        max_tokens=128 if max_tokens is None else max_tokens,
+        seed=seed,
+        batched=batched,
+        raw=raw,
+    )
+    local.check(lambda: load_prompts(prompts, limit), as_json)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from outrider.cli.options import Json, Limit, MaxTokens, PromptFiles
+from outrider.cli.options import Json, Limit, MaxTokens, PromptFiles, read_key
 from outrider.cli.render import number, print_json, table
 from outrider.errors import ConfigError
 
@@ -65,7 +64,7 @@ def load(
     goal = Goal(first_token=good_first_token, token=good_token)
     found = []
     for level, (way, given) in itertools.product(levels, ways.items()):
-        client = Client(url, model, _key(api_key_file), given)
+        client = Client(url, model, read_key(api_key_file), given)
         samples, seconds = asyncio.run(client.run(level, asked, max(requests, level.clients or 0), seed))
         found.append(outcome(f"{level}{way}", samples, seconds, goal))
     if as_json:
@@ -92,12 +91,3 @@ def _object(text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError("--body is no JSON object: give fields in braces")
     return found
-
-
-def _key(file: str | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return Path(file).read_text().split("\n")[0].strip()
-    except OSError as error:
-        raise ConfigError(f"api_key_file={file!r} cannot be read ({error.strerror})") from error

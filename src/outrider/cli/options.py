@@ -10,12 +10,13 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from outrider.config import ACCEPTANCE, DTYPES, WIDENINGS, EngineConfig
-from outrider.errors import RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import LogprobsMode, SamplingParams
 from outrider.server.settings import ServeConfig
@@ -139,6 +140,20 @@ def read_prompt(prompt: str) -> str:
     if not prompt:
         raise RequestError("the prompt is empty: give a text, or `-` to read one from standard input")
     return prompt
+
+
+def read_key(file: str | None) -> str | None:
+    """A server's key: the first line of a file; None without one.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text().split("\n")[0].strip()
+    except OSError as error:
+        raise ConfigError(f"api_key_file={file!r} cannot be read ({error.strerror})") from error
 
 
 def described(source: type) -> dict[str, str]:
