@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.config import EngineConfig
 from outrider.engine.ends import Emission
-from outrider.engine.kept_prices import keep_prices
+from outrider.engine.pricing import keep_prices
 from outrider.engine.prompts import Prompt, Prompts, is_iterable
 from outrider.engine.resolve import Resolved, assemble
 from outrider.engine.step import Engine

@@ -91,7 +91,7 @@ def choose(
     for member, price in enumerate(prices.drafting):
         here = members == member
         if here.any():
-            seconds += price.seconds(np.maximum.accumulate(levels * here), np.cumsum(here & first))
+            seconds += price.many(np.maximum.accumulate(levels * here), np.cumsum(here & first))
     total = count + np.cumsum(tokens)
     speeds = total / seconds
     values = _values(ranked, requests, total, seconds, aim)

@@ -82,17 +82,15 @@ class PassCost:
             if known._still_holds(now):
                 return known
         table: dict[int, float] = {}
+        key = request = 0.0
         for width in widths:
             if table and clock() - started > PATIENCE:
                 break
             table[width] = least(Load(width))
-        cost = cls(table)
-        if FAR_WIDTH in table and far > CONTEXT and clock() - started < PATIENCE:
-            longer = least(Load(FAR_WIDTH, 1, FAR_WIDTH * far)) - table[FAR_WIDTH]
-            cost.key = max(0.0, longer / (FAR_WIDTH * (far - CONTEXT)))
-            apart = least(Load(FAR_WIDTH, FAR_WIDTH)) - table[FAR_WIDTH]
-            cost.request = max(0.0, apart / (FAR_WIDTH - 1))
-        return cost
+            if width == FAR_WIDTH and far > CONTEXT:
+                key = max(0.0, least(Load(width, 1, width * far)) - table[width]) / (width * (far - CONTEXT))
+                request = max(0.0, least(Load(width, width)) - table[width]) / (width - 1)
+        return cls(table, key, request)
 
     def seconds(self, rows: float, requests: int = 1, keys: float | None = None) -> float:
         """Expected of a cycle that drafts nothing, or whose drafting is priced apart; never falls as rows grow."""

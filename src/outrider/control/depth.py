@@ -126,6 +126,7 @@ class Control:
         self.prices.learn(record, asked, sum(lags.values()))
         if not record.cycles:
             return
+        self.purses.at(len(record.cycles))
         self.purses.save(len(record.cycles))
         for number, (price, reading) in self.prices.losses(record, asked, lags).items() if asked else ():
             cycle = next(cycle for cycle in asked if cycle.request_id == number)
@@ -186,6 +187,7 @@ class Control:
 
     def _taken(self, offers: Sequence[Offer], chosen: Chosen, scene: Scene) -> list[Offer]:
         """The chosen offers whose requests can afford them, and of others what the share allows for finding out."""
+        self.purses.at(scene.count)
         groups: dict[int, list[Offer]] = {}
         for each in offers:
             groups.setdefault(each.request_id, []).append(each)

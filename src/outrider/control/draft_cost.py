@@ -23,9 +23,6 @@ BELIEF = 1.0
 part, and one an ask, show only where levels and asks vary."""
 SWEEPS = 4
 
-Numbers = Any
-"""A number, or an array of them."""
-
 
 class DraftCost:
     """Least squares with forgetting over (1, levels, levels x further asks), none of them below 0.
@@ -48,10 +45,15 @@ class DraftCost:
         """Expected seconds of one more level; 0 before any is known."""
         return self._prices[1]
 
-    def seconds(self, levels: Numbers, asks: Numbers = 1) -> Numbers:
+    def seconds(self, levels: float, asks: int = 1) -> float:
         """Expected, of guesses of so many levels by a drafter that has read everything; nothing of none."""
         fixed, level, ask = self._prices
-        return np.minimum(levels, 1) * fixed + levels * (level + ask * np.maximum(asks - 1, 0))
+        return min(levels, 1.0) * fixed + levels * (level + ask * (asks - 1))
+
+    def many(self, levels: np.ndarray[Any, Any], asks: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """As `seconds`, of many cycles: (N,), (N,) -> (N,)."""
+        fixed, level, ask = self._prices
+        return np.minimum(levels, 1.0) * fixed + levels * (level + ask * np.maximum(asks - 1, 0))
 
     def learn(self, levels: int, seconds: float, asks: int = 1) -> None:
         """Guesses of so many levels, for so many asks at once, took so long; outliers are cut."""
@@ -64,7 +66,7 @@ class DraftCost:
                 self._along = [0.0] * 3
                 self._add(levels, seconds, asks, 1.0)
             return
-        seconds = min(seconds, OUTLIER * float(self.seconds(levels, asks)))
+        seconds = min(seconds, OUTLIER * self.seconds(levels, asks))
         self._believed += FORGET * (seconds / levels - self._believed)
         for row in self._products:
             row[:] = [(1 - FORGET) * value for value in row]
@@ -75,7 +77,7 @@ class DraftCost:
     def learn_catch_up(self, levels: int, seconds: float, lag: int) -> None:
         """A guess whose drafter had to read `lag` tokens first: no measure of the levels, only of the reading."""
         if lag >= READING:
-            rest = max(0.0, seconds - float(self.seconds(levels))) / lag
+            rest = max(0.0, seconds - self.seconds(levels)) / lag
             self.catch_up = min(rest, DEARER * self.catch_up) if self.catch_up else rest
 
     def fade(self) -> None:
@@ -92,8 +94,8 @@ class DraftCost:
         cost = cls()
         cost._prices, cost.catch_up = [float(price) for price in told["prices"]], float(told["catch_up"])
         for levels in (1, 2, 4):
-            cost._add(levels, float(cost.seconds(levels)), 1, 1 / 3)
-            cost._believed += float(cost.seconds(levels)) / levels / 3
+            cost._add(levels, cost.seconds(levels), 1, 1 / 3)
+            cost._believed += cost.seconds(levels) / levels / 3
         cost._num_seen = COLD
         return cost
 

@@ -127,7 +127,7 @@ class Offers:
 
     def price(self, offer: Offer, rows: float, scene: Scene) -> float:
         """In tokens, of so many rows and of the offer's drafting."""
-        spent = float(self.prices.drafting[offer.member].seconds(offer.levels)) + offer.reading
+        spent = self.prices.drafting[offer.member].seconds(offer.levels) + offer.reading
         return scene.row_price(rows) + spent / scene.token
 
     def always(self, request_id: int, life: Life, cap: int, grades: Grades) -> Offer | None:

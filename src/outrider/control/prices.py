@@ -69,7 +69,7 @@ class Prices:
             of_member = [cycle for cycle in asked if cycle.member == member]
             deepest = max((cycle.depth for cycle in of_member), default=0)
             for cycle in of_member:
-                levels = float(price.seconds(max(1, deepest), len(of_member))) / len(of_member)
+                levels = price.seconds(max(1, deepest), len(of_member)) / len(of_member)
                 expected[cycle.request_id] = max(0.0, cycle.drafted * row) + levels
         whole, reading = sum(expected.values()), sum(lags.values())
         spent = whole if record.prefill_rows else max(0.0, record.seconds_total - plain)

@@ -35,11 +35,24 @@ class _Own:
     last: int = -LONGEST
 
 
+@dataclass(slots=True)
+class _Common:
+    """What all requests won, and what was saved of the share, at a load."""
+
+    won: float = FIRST
+    saved: float = 0.0
+
+
 class Purses:
-    """The common purse, and every request's own winnings, which its losses drain first."""
+    """The common purses, and every request's own winnings, which its losses drain first.
+
+    There is a purse for every doubling of the load: what pays for one request may lose for four, and what was lost then
+    says nothing once the others have gone.
+    """
 
     def __init__(self) -> None:
-        self.won, self.saved = FIRST, 0.0
+        self._purses: dict[int, _Common] = {}
+        self._here = self._purses.setdefault(1, _Common())
         self._own: dict[int, _Own] = {}
         self._cycle = 0
         self._lent = 0.0
@@ -47,11 +60,16 @@ class Purses:
     @property
     def left(self) -> float:
         """Of the common purse, but for what this cycle's tries were given already."""
-        return self.won + self.saved - self._lent
+        return self._here.won + self._here.saved - self._lent
+
+    def at(self, count: int) -> None:
+        """So many requests decode in the cycle that follows."""
+        self._here = self._purses.setdefault(count.bit_length(), _Common())
+        self._lent = 0.0
 
     def save(self, tokens: float) -> None:
         """A pass of so many tokens' worth of time went by."""
-        self.saved = min(MOST_SAVED, self.saved + SHARE * tokens)
+        self._here.saved = min(MOST_SAVED, self._here.saved + SHARE * tokens)
         self._cycle += 1
         self._lent = 0.0
 
@@ -78,17 +96,17 @@ class Purses:
         if own.won < 0:
             own.won, rest = 0.0, own.won
         own.won = min(own.won, MOST_WON)
-        self._pay(min(catch_up, max(0.0, self.won + self.saved)))
+        self._pay(min(catch_up, max(0.0, self._here.won + self._here.saved)))
         self._pay(-rest)
         if gain > 0:
-            self.won = min(self.won + gain, max(self.won, MOST_WON))
+            self._here.won = min(self._here.won + gain, max(self._here.won, MOST_WON))
 
     def forget(self, request_id: int) -> None:
         self._own.pop(request_id, None)
 
     def _pay(self, tokens: float) -> None:
         """What was saved goes first, what was won next; a debt is one of savings."""
-        from_saved = min(tokens, max(0.0, self.saved))
-        from_won = min(tokens - from_saved, self.won)
-        self.saved -= tokens - from_won
-        self.won -= from_won
+        here = self._here
+        from_won = min(tokens - min(tokens, max(0.0, here.saved)), here.won)
+        here.won -= from_won
+        here.saved -= tokens - from_won

@@ -17,14 +17,13 @@ from outrider.cache.pages import Pages
 from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import DEEPEST, Control
-from outrider.control.offers import Member
 from outrider.control.prices import Prices
 from outrider.drafters.base import Drafter, Needs, Workshop
 from outrider.drafters.cascade import build
 from outrider.engine.drafter_probe import probe_drafter
-from outrider.engine.kept_prices import keep_prices, prices_file, read_prices, time_guesses
 from outrider.engine.memory import MemoryPlan, Room, Wishes, plan_memory, slot_bytes
-from outrider.engine.rehearsal import pass_bytes, pass_cost, take_graphs
+from outrider.engine.pricing import members_of, price
+from outrider.engine.rehearsal import pass_bytes, take_graphs
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
@@ -140,17 +139,9 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
     nodes = min(nodes, memory.nodes)
     depth = min(depth, nodes)
     laps.end("memory plan")
-    control = Control(
-        Prices(PassCost({1: 1.0}), len(drafter.members) if drafter else 1),
-        depth,
-        width,
-        nodes,
-        config.adaptive,
-        [Member(each.needs.ranks, None if config.width else each.needs.width) for each in drafter.members]
-        if drafter
-        else (Member(),),
-        needs.extra_rows,
-    )
+    members = members_of(drafter, config.width)
+    prices = Prices(PassCost({1: 1.0}), len(members))
+    control = Control(prices, depth, width, nodes, config.adaptive, members, needs.extra_rows)
     engine = _engine(config, target, drafter, control, max_context, memory)
     laps.end("graphs and prices of passes")
     doubts, found = None, None
@@ -223,8 +214,6 @@ def _engine(
     memory: MemoryPlan,
 ) -> Engine:
     needs, num_slots = drafter.needs if drafter else Needs(), memory.slots
-    file = prices_file(target, drafter.name if drafter else "none", versions())
-    kept = read_prices(file)
     pages = target.make_pages(num_slots)
     if drafter:
         own_pages = None
@@ -234,18 +223,10 @@ def _engine(
     stacks = (drafter.name,) if drafter and needs.stack else ()
     ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
     take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
-    told = None if kept is None else kept["pass"]
-    prices = control.prices
-    prices.cost = pass_cost(target, pages, config.block_size, needs.taps, max_context, told)
     scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
     in_flight = _in_flight(config, target, drafter)
     engine = Engine(target, pages, scheduler, drafter, control, config.acceptance, in_flight)
-    if kept is not None and len(kept["drafting"]) == len(prices.drafting):
-        prices.drafting = Prices.from_json(kept).drafting
-    elif drafter is not None and control.adaptive and control.depth:
-        time_guesses(engine)
-    engine.prices_file = file
-    keep_prices(file, prices)
+    price(engine, versions())
     return engine
 
 

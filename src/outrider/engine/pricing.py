@@ -15,7 +15,10 @@ from typing import Any
 import torch
 
 from outrider.config import cache_folder
+from outrider.control.offers import Member
 from outrider.control.prices import Prices
+from outrider.drafters.base import Drafter
+from outrider.engine.rehearsal import pass_cost
 from outrider.engine.step import Engine
 from outrider.models.target import Target
 from outrider.request import Request, SamplingParams
@@ -26,6 +29,29 @@ PATIENCE = 1.0
 """Seconds after which no further guess is timed."""
 TIMED_ID = -2
 """No front door gives a request this id."""
+
+
+def members_of(drafter: Drafter | None, width: int | None) -> list[Member]:
+    """What control knows of a drafter's members. width: most children of one node that the user set, for all."""
+    each = drafter.members if drafter else ()
+    return [Member(m.needs.ranks, None if width else m.needs.width) for m in each] or [Member()]
+
+
+def price(engine: Engine, versions: Mapping[str, str]) -> None:
+    """Find out what passes and guesses take, or that it is as it was at the last start, and keep it for the next."""
+    target, drafter, prices = engine.target, engine.drafter, engine.control.prices
+    file = prices_file(target, drafter.name if drafter else "none", versions)
+    kept = read_prices(file)
+    taps = drafter.needs.taps if drafter else ()
+    told = None if kept is None else kept["pass"]
+    block_size, context = engine.ledger.block_size, engine.scheduler.max_context
+    prices.cost = pass_cost(target, engine.pages, block_size, taps, context, told)
+    if kept is not None and len(kept["drafting"]) == len(prices.drafting):
+        prices.drafting = Prices.from_json(kept).drafting
+    elif drafter is not None and engine.control.adaptive and engine.control.depth:
+        time_guesses(engine)
+    engine.prices_file = file
+    keep_prices(file, prices)
 
 
 def prices_file(target: Target, drafter: str, versions: Mapping[str, str]) -> Path:
