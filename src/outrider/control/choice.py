@@ -16,7 +16,8 @@ import numpy as np
 from outrider.control.cost import PassCost
 from outrider.control.prices import Prices
 
-OBJECTIVES = ("throughput", "latency", "goodput")
+DEADLINE = 0.05
+"""Seconds between two tokens that are well spent, where the user named none: 20 tokens a second."""
 PARTS = 24
 """Numbers of offers that are weighed where every request has to be looked at for each of them."""
 
@@ -41,7 +42,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What is maximised over a cycle.
+    """What is maximised over a cycle (`config.OBJECTIVES`).
 
     Attributes:
         objective: "throughput", tokens a second of all requests; "latency", the mean time that a request waits for a
@@ -50,7 +51,7 @@ class Aim:
     """
 
     objective: str = "throughput"
-    deadline: float = 0.05
+    deadline: float = DEADLINE
 
 
 @dataclass(frozen=True, slots=True)

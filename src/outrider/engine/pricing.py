@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 
-from outrider.config import cache_folder
+from outrider.config import EngineConfig, cache_folder
+from outrider.control.choice import DEADLINE, Aim
+from outrider.control.cost import PassCost
+from outrider.control.depth import Control
 from outrider.control.offers import Member
 from outrider.control.prices import Prices
 from outrider.drafters.base import Drafter
@@ -31,7 +34,16 @@ TIMED_ID = -2
 """No front door gives a request this id."""
 
 
-def members_of(drafter: Drafter | None, width: int | None) -> list[Member]:
+def control_of(config: EngineConfig, drafter: Drafter | None, depth: int, width: int, nodes: int) -> Control:
+    """Control as it is before anything is known of prices."""
+    members = _members(drafter, config.width)
+    aim = Aim(config.objective, config.token_deadline or DEADLINE)
+    extra_rows = drafter.needs.extra_rows if drafter else 0
+    prices = Prices(PassCost({1: 1.0}), len(members))
+    return Control(prices, depth, width, nodes, config.adaptive, members, extra_rows, aim)
+
+
+def _members(drafter: Drafter | None, width: int | None) -> list[Member]:
     """What control knows of a drafter's members. width: most children of one node that the user set, for all."""
     each = drafter.members if drafter else ()
     return [Member(m.needs.ranks, None if width else m.needs.width) for m in each] or [Member()]

@@ -15,14 +15,12 @@ from outrider.cache.blocks import BlockPool
 from outrider.cache.ledger import Ledger
 from outrider.cache.pages import Pages
 from outrider.config import EngineConfig
-from outrider.control.cost import PassCost
 from outrider.control.depth import DEEPEST, Control
-from outrider.control.prices import Prices
 from outrider.drafters.base import Drafter, Needs, Workshop
 from outrider.drafters.cascade import build
 from outrider.engine.drafter_probe import probe_drafter
 from outrider.engine.memory import MemoryPlan, Room, Wishes, plan_memory, slot_bytes
-from outrider.engine.pricing import members_of, price
+from outrider.engine.pricing import control_of, price
 from outrider.engine.rehearsal import pass_bytes, take_graphs
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
@@ -63,6 +61,7 @@ class Resolved:
     width: int
     nodes: int
     adaptive: bool
+    objective: str
     acceptance: str
     exactness: str
     max_context: int
@@ -139,9 +138,7 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
     nodes = min(nodes, memory.nodes)
     depth = min(depth, nodes)
     laps.end("memory plan")
-    members = members_of(drafter, config.width)
-    prices = Prices(PassCost({1: 1.0}), len(members))
-    control = Control(prices, depth, width, nodes, config.adaptive, members, needs.extra_rows)
+    control = control_of(config, drafter, depth, width, nodes)
     engine = _engine(config, target, drafter, control, max_context, memory)
     laps.end("graphs and prices of passes")
     doubts, found = None, None
@@ -162,6 +159,7 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
         width=width,
         nodes=nodes,
         adaptive=config.adaptive,
+        objective=config.objective,
         acceptance=config.acceptance,
         exactness=target.exactness if config.acceptance == "match" else "distribution",
         max_context=max_context,
