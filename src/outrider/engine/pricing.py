@@ -107,12 +107,13 @@ def time_guesses(engine: Engine) -> None:
     prompt = tuple(range(middle, middle + size)) * 2  # what repeats itself is something to look up, too
     request = Request(TIMED_ID, prompt, SamplingParams(ignore_eos=True), seed=0, limit=room - 2 * size)
     engine.add(request)
-    started = time.perf_counter()
+    strict, started = engine.strict, time.perf_counter()
     while not request.output and not request.is_finished:
         engine.step()
     for depth in DEPTHS:
-        if request.is_finished or time.perf_counter() - started > PATIENCE:
+        if request.is_finished or engine.fault is not None or time.perf_counter() - started > PATIENCE:
             break
         with engine.always_guessing(min(depth, engine.control.depth)):
+            engine.strict = strict  # a drafter that does wrong is told of, and no reason not to start
             engine.step()
     engine.abort(request)
