@@ -110,10 +110,12 @@ def time_guesses(engine: Engine) -> None:
     strict, started = engine.strict, time.perf_counter()
     while not request.output and not request.is_finished:
         engine.step()
-    for depth in DEPTHS:
-        if request.is_finished or engine.fault is not None or time.perf_counter() - started > PATIENCE:
-            break
-        with engine.always_guessing(min(depth, engine.control.depth)):
-            engine.strict = strict  # a drafter that does wrong is told of, and no reason not to start
+    deepest = min(max(DEPTHS), engine.control.depth)
+    with engine.always_guessing(deepest):
+        engine.strict = strict  # a drafter that does wrong is told of, and no reason not to start
+        for depth in DEPTHS:
+            if request.is_finished or engine.fault is not None or time.perf_counter() - started > PATIENCE:
+                break
+            engine.control.depth = min(depth, deepest)
             engine.step()
     engine.abort(request)
