@@ -108,7 +108,8 @@ def test_any_verb_may_fail_at_any_time(verb: str, after: int) -> None:
     engine.strict = False
     calls, drafter = [0], engine.drafter
     assert drafter is not None
-    works = getattr(drafter, verb)
+    owner = drafter.members[0] if verb == "grade" else drafter
+    works = getattr(owner, verb)
 
     def fail(*args: Any) -> Any:
         calls[0] += 1
@@ -116,7 +117,7 @@ def test_any_verb_may_fail_at_any_time(verb: str, after: int) -> None:
             raise KeyError(verb)
         return works(*args)
 
-    setattr(drafter, verb, fail)
+    setattr(owner, verb, fail)
     assert toy.run(engine, requests(3)) == plain
     assert engine.fault is not None
     assert f"KeyError: '{verb}'" in str(engine.fault)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,10 @@ class _Buffers:
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """The lookup, all layers over one stack of pages and the last norm; layer i ends before verb `marks[i]`."""
+    """The lookup, the layers over one stack of pages and the last norm; what comes out of tapped layers, by layer."""
 
     program: Program
-    marks: list[int]
+    tapped: dict[int, Tensor]
 
 
 class LeanModel:
@@ -75,7 +75,7 @@ class LeanModel:
         self.graphs = PassGraphs(kernels.graph_pool) if self._norm.device.type == "cuda" else None
         self._records = kernels.record() is not None
         self._buffers = _Buffers()
-        self._recordings: WeakKeyDictionary[Pages, _Recording] = WeakKeyDictionary()
+        self._recordings: WeakKeyDictionary[Pages, dict[tuple[int, tuple[int, ...]], _Recording]] = WeakKeyDictionary()
 
     @classmethod
     def from_module(cls, module: Any, kernels: Kernels, kind: str | None = None) -> LeanModel | None:
@@ -185,24 +185,13 @@ class LeanModel:
     def _replay(
         self, batch: FlatBatch, pages: Pages, depth: int, taps: tuple[int, ...]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """As `_through`, and normed, in one native call where nothing is tapped."""
-        operands = (batch.positions, batch.slots, batch.keys, batch.tokens)
-        buffers = self._room(batch.num_rows)
-        assert buffers.x is not None
+        """As `_through`, and normed, in one native call."""
+        count, buffers = batch.num_rows, self._room(batch.num_rows)
         assert buffers.normed is not None
-        recording = self._recording(pages, buffers)
-        program, marks = recording.program, recording.marks
-        tapped: dict[int, Tensor] = {}
-        start = 0
-        for layer in sorted(taps):
-            program.run(start, marks[layer], *operands)
-            start = marks[layer]
-            tapped[layer] = buffers.x[: batch.num_rows].clone()
-        if depth < len(marks):
-            program.run(start, marks[depth - 1], *operands)
-            start = marks[-1]
-        program.run(start, len(program), *operands)
-        return buffers.normed[: batch.num_rows], tapped
+        recording = self._recording(pages, buffers, depth, taps)
+        program = recording.program
+        program.run(0, len(program), batch.positions, batch.slots, batch.keys, batch.tokens)
+        return buffers.normed[:count], {layer: states[:count].clone() for layer, states in recording.tapped.items()}
 
     def _layer(
         self, i: int, x: Tensor, out: _Buffers, positions: Tensor, slots: Tensor, keys: KeyIndex, pages: Pages
@@ -268,23 +257,27 @@ class LeanModel:
     def _rounded(self, x: Tensor) -> Tensor | None:
         return torch.empty_like(x, dtype=torch.bfloat16) if self._rounds else None
 
-    def _recording(self, pages: Pages, buffers: _Buffers) -> _Recording:
-        """All of a pass over `pages` but the head."""
-        found = self._recordings.get(pages)
-        if found is not None:
-            return found
-        assert buffers.x is not None
+    def _recording(self, pages: Pages, buffers: _Buffers, depth: int, taps: tuple[int, ...]) -> _Recording:
+        """All of a pass over `pages` but the head.
+
+        A tapped layer leaves the residual stream in a buffer of its own, where the next layer finds it: a call for each
+        part between two taps would cost a fork and a join of all threads.
+        """
+        known = self._recordings.setdefault(pages, {})
+        if (depth, taps) in known:
+            return known[depth, taps]
         recorder = self.kernels.record()
         assert recorder is not None
+        assert buffers.x is not None
         # Which rows run, and where their keys lie, is said at each run: these stand in for them.
         blank = torch.zeros(buffers.capacity, dtype=torch.int32)
         index = KeyIndex(blank[:, None], blank, blank, blank[:, None], blank, 1)
-        marks = []
+        tapped = {layer: torch.empty_like(buffers.x) for layer in sorted(taps)}
         with recorder as program:
-            self._embedding.lookup(blank, out=buffers.x)
-            for i in range(len(pages.keys)):
-                self._layer(i, buffers.x, buffers, blank, blank, index, pages)
-                marks.append(len(program))
-            self.kernels.rms_norm(buffers.x, self._norm, self.spec.eps, out=buffers.normed)
-        self._recordings[pages] = _Recording(program, marks)
-        return self._recordings[pages]
+            x = self._embedding.lookup(blank, out=buffers.x)
+            for i in range(depth):
+                out = replace(buffers, x=tapped[i]) if i in tapped else buffers
+                x = self._layer(i, x, out, blank, blank, index, pages)
+            self.kernels.rms_norm(x, self._norm, self.spec.eps, out=buffers.normed)
+        known[depth, taps] = _Recording(program, tapped)
+        return known[depth, taps]
