@@ -39,6 +39,7 @@ def test_the_winner_and_what_to_tell_other_engines(run, paced) -> None:
     assert any(line.startswith("vLLM: --speculative-config '{") for line in lines)
     assert "SGLang: --speculative-algorithm NGRAM --speculative-num-draft-tokens 3" in lines
     assert "outrider train" in ran.out
+    assert "only 3 of your prompts" in ran.out
     assert all(engine.closed for engine in paced)
 
 
@@ -50,7 +51,9 @@ def test_leave_it_off_is_an_answer(run, paced) -> None:
     assert data["flags"]["outrider"] == "outrider serve m --drafter none"
     assert data["races"][0]["high"] < 1
     assert data["races"][0]["stopped"] == "it had lost"
-    assert "leave it off; lookahead, the best, is at 0.50x" in run(*LOSER).out
+    said = run(*LOSER).out
+    assert "leave it off; lookahead, the best, is at 0.50x" in said
+    assert "only 1 of your prompts" in said
 
 
 @pytest.mark.usefixtures("paced")
@@ -65,7 +68,13 @@ def test_too_little_time_is_no_answer(run) -> None:
     ("words", "part"),
     [
         (["advise"], "--target"),
-        (["advise", "--target", "m", "--drafter", "none"], "no candidate"),
+        (["advise", "--target", "m", "--drafter", "none"], "'none' is no candidate"),
+        (["advise", "--target", "m", "--drafter", "auto,ngram"], "'auto' is no candidate"),
+        (["advise", "--target", "m", "--drafter", "ngram,"], "'' is no candidate, name drafters joined by commas"),
+        (["advise", "--target", "m", "--drafter", "ngram+ngram"], "two different ones"),
+        (["advise", "--target", "m", "--drafter", "ngram", "--depth", "0"], "depth=0 guesses nothing"),
+        (["advise", "--target", "m", "--drafter", "eagle3", "--drafter-model", "w"], "'w' is for small_model"),
+        (["advise", "--target", "m", "--budget", "nan"], "--budget"),
         (["advise", "--target", "m", "--drafter", "ngram,best"], "unknown drafter 'best'"),
     ],
 )
