@@ -120,6 +120,7 @@ def _json(advice: Any, flags: dict[str, str]) -> dict[str, Any]:
     return {
         "run": advice.overall(),
         "decided": advice.is_decided,
+        "undecided": advice.undecided,
         "flags": flags,
         "loads": [
             {
@@ -149,11 +150,13 @@ def _lines(advice: Any, flags: dict[str, str], num_prompts: int) -> Iterator[str
             best = f"{ranked[0].drafter}, the best, is at {found.ratio:.2f}x ({found.low:.2f} to {found.high:.2f})"
             yield f"{load}: {OFF}; {best}"
         else:
-            yield f"{load}: not decided within the time: raise --budget"
+            yield f"{load}: not decided within the time"
         for limit in ranked[0].limits() if ranked else ():
             yield f"  {limit}"
+    if not advice.is_decided:
+        yield f"Not decided within the time: {', '.join(advice.undecided)}; raise --budget, or name fewer by --drafter"
     if advice.overall() is None and not advice.is_decided:
-        yield "Run: nothing is advised yet, as not all races were decided: raise --budget"
+        yield "Run: nothing is advised yet"
         return
     yield f"Run: {flags['outrider']}"
     if advice.overall() is not None:
