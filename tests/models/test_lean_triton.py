@@ -33,7 +33,11 @@ def lean(module, kernels) -> LeanModel:
     return model
 
 
-@pytest.mark.parametrize("name", LEAN)
+OFTEN = ("llama", "qwen2_sliding", "qwen3")
+"""Of the interpreter's, which takes seconds for each; on a GPU all are tried, and so they are by the plain kernels."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in LEAN])
 def test_logits_equal_transformers(name, triton):
     """A prompt, and a tree on top of it; windows of these models are shorter than the text."""
     fewer = {} if name == "smollm3" else {"num_hidden_layers": 2}
