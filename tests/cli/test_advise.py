@@ -39,7 +39,7 @@ def test_the_winner_and_what_to_tell_other_engines(run, paced) -> None:
     assert any(line.startswith("vLLM: --speculative-config '{") for line in lines)
     assert "SGLang: --speculative-algorithm NGRAM --speculative-num-draft-tokens 3" in lines
     assert "outrider train" in ran.out
-    assert "only 3 of your prompts" in ran.out
+    assert "Raced on 3 of your prompts only" in ran.out
     assert all(engine.closed for engine in paced)
 
 
@@ -53,7 +53,7 @@ def test_leave_it_off_is_an_answer(run, paced) -> None:
     assert data["races"][0]["stopped"] == "it had lost"
     said = run(*LOSER).out
     assert "leave it off; lookahead, the best, is at 0.50x" in said
-    assert "only 1 of your prompts" in said
+    assert "Raced on 1 of your prompts only" in said
 
 
 @pytest.mark.usefixtures("paced")
@@ -61,6 +61,9 @@ def test_too_little_time_is_no_answer(run) -> None:
     ran = run(*LOSER, "--budget", "1")
     assert ran.code == 0
     assert "Not decided within the time: lookahead; raise --budget" in ran.out
+    ran = run("advise", "--target", "m", "--drafter", "lookahead,suffix", "--limit", "6", "--budget", "17")
+    assert "temperature 0: none surely pays so far; lookahead, the best" in ran.out
+    assert "Not decided within the time: suffix" in ran.out
     assert "outrider serve" not in ran.out
 
 

@@ -148,7 +148,7 @@ def _lines(advice: Any, flags: dict[str, str], num_prompts: int) -> Iterator[str
         elif ranked:
             found = ranked[0].interval()
             best = f"{ranked[0].drafter}, the best, is at {found.ratio:.2f}x ({found.low:.2f} to {found.high:.2f})"
-            yield f"{load}: {OFF}; {best}"
+            yield f"{load}: {OFF if advice.is_decided else 'none surely pays so far'}; {best}"
         else:
             yield f"{load}: not decided within the time"
         for limit in ranked[0].limits() if ranked else ():
@@ -165,6 +165,6 @@ def _lines(advice: Any, flags: dict[str, str], num_prompts: int) -> Iterator[str
     if not any(part in NEED_WEIGHTS for race in advice.races for part in race.drafter.split("+")):
         yield "What would change it: a drafter trained on this target's replies (`outrider train`, see README)."
     if num_prompts < FEW:
-        yield f"These are only {num_prompts} of your prompts: others may go otherwise, give {FEW} or more."
+        yield f"Raced on {num_prompts} of your prompts only: others may go otherwise, give {FEW} or more."
     for drafter, error in advice.errors.items():
         yield f"{drafter} could not run: {error}"
