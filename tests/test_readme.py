@@ -1,4 +1,4 @@
-"""The README tells the truth: its commands, options, drafters and JSON fields exist."""
+"""The README and the page on tuning tell the truth: commands, options, drafters, JSON fields and figures exist."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from outrider.result import Result
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 ROOT = Path(__file__).parents[1]
+TUNING = (ROOT / "docs/tuning.md").read_text()
 
 
 def test_make_targets_exist():
@@ -31,7 +32,7 @@ def test_links_lead_somewhere():
     assert all((ROOT / link).is_file() for link in links)
 
 
-@pytest.mark.parametrize("line", re.findall(r"^\$ (outrider .*?)(?:\s+#.*)?$", README, re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^\$ (outrider .*?)(?:\s+#.*)?$", README + TUNING, re.MULTILINE))
 def test_commands_parse(line):
     words = re.findall(r'"[^"]*"|\S+', line)[1:]
     group = typer.main.get_command(app)
@@ -50,6 +51,28 @@ def test_options_exist():
     known = commands_known(app)
     named = set(re.findall(r"`(?:[^`]* )?(--[a-z-]+)[^`]*`", README.replace("--extra-index-url", "")))
     assert {"--drafter-model", "--no-adaptive"} <= named <= known
+    assert set(re.findall(r"`(?:[^`]* )?(--[a-z-]+)[^`]*`", TUNING)) <= known
+
+
+def test_figures_for_tuning_were_measured():
+    """Every number with a point stands in the measurements; and links lead somewhere."""
+    measured = set(re.findall(r"\d+\.\d+", (ROOT / "docs/measurements.md").read_text()))
+    told = set(re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", TUNING))
+    assert len(told) > 40
+    assert told <= measured
+    assert all((ROOT / "docs" / link).is_file() for link in re.findall(r"\]\(([^)#]+)\)", TUNING))
+
+
+def test_the_tunings_taus_are_those_of_the_tables():
+    chains, trees = re.findall(
+        r"^(?:Chains|Trees) .*?:\n\n(.*?)\n\n", (ROOT / "docs/measurements.md").read_text(), re.M | re.S
+    )[:2]
+    rows = re.findall(r"^\| `([\w+]+)` \| [^|]+ \| ([\d.]+) / ([\d.]+) \| ([\d.]+) / ([\d.]+) \|", TUNING, re.MULTILINE)
+    assert len(rows) >= 8
+    for drafter, *figures in rows:
+        for table, (mean, code) in zip((chains, trees), (figures[:2], figures[2:]), strict=True):
+            cells = next(line for line in table.splitlines() if line.startswith(f"| `{drafter}` |")).split(" | ")
+            assert (cells[1].strip("*"), cells[8]) == (mean, code), drafter
 
 
 def test_the_table_of_drafters_is_the_registry():

@@ -104,8 +104,8 @@ class EngineConfig:
         if self.drafter not in ("auto", "none") and isinstance(self.drafter, str):
             parts = self.drafter.split("+")
             problem = unknown("drafter", parts, list(DRAFTERS))
-            if problem or len(parts) > 2:
-                problem = problem or "a cascade joins two: name two, the cheap one first"
+            if problem or len(parts) > 2 or len(set(parts)) < len(parts):
+                problem = problem or "a cascade joins two different ones: name two, the cheap one first"
                 raise ConfigError(f"drafter={self.drafter!r}: {problem}")
         for name in ("model", "drafter_model"):
             if isinstance(getattr(self, name), Path):

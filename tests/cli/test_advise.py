@@ -39,6 +39,7 @@ def test_the_winner_and_what_to_tell_other_engines(run, paced) -> None:
     assert any(line.startswith("vLLM: --speculative-config '{") for line in lines)
     assert "SGLang: --speculative-algorithm NGRAM --speculative-num-draft-tokens 3" in lines
     assert "outrider train" in ran.out
+    assert "Raced on 3 of your prompts only" in ran.out
     assert all(engine.closed for engine in paced)
 
 
@@ -50,14 +51,19 @@ def test_leave_it_off_is_an_answer(run, paced) -> None:
     assert data["flags"]["outrider"] == "outrider serve m --drafter none"
     assert data["races"][0]["high"] < 1
     assert data["races"][0]["stopped"] == "it had lost"
-    assert "leave it off; lookahead, the best, is at 0.50x" in run(*LOSER).out
+    said = run(*LOSER).out
+    assert "leave it off; lookahead, the best, is at 0.50x" in said
+    assert "Raced on 1 of your prompts only" in said
 
 
 @pytest.mark.usefixtures("paced")
 def test_too_little_time_is_no_answer(run) -> None:
     ran = run(*LOSER, "--budget", "1")
     assert ran.code == 0
-    assert ran.out.count("raise --budget") == 2
+    assert "Not decided within the time: lookahead; raise --budget" in ran.out
+    ran = run("advise", "--target", "m", "--drafter", "lookahead,suffix", "--limit", "6", "--budget", "17")
+    assert "temperature 0: none surely pays so far; lookahead, the best" in ran.out
+    assert "Not decided within the time: suffix" in ran.out
     assert "outrider serve" not in ran.out
 
 
@@ -65,7 +71,13 @@ def test_too_little_time_is_no_answer(run) -> None:
     ("words", "part"),
     [
         (["advise"], "--target"),
-        (["advise", "--target", "m", "--drafter", "none"], "no candidate"),
+        (["advise", "--target", "m", "--drafter", "none"], "'none' is no candidate"),
+        (["advise", "--target", "m", "--drafter", "auto,ngram"], "'auto' is no candidate"),
+        (["advise", "--target", "m", "--drafter", "ngram,"], "'' is no candidate, name drafters joined by commas"),
+        (["advise", "--target", "m", "--drafter", "ngram+ngram"], "two different ones"),
+        (["advise", "--target", "m", "--drafter", "ngram", "--depth", "0"], "depth=0 guesses nothing"),
+        (["advise", "--target", "m", "--drafter", "eagle3", "--drafter-model", "w"], "'w' is for small_model"),
+        (["advise", "--target", "m", "--budget", "nan"], "--budget"),
         (["advise", "--target", "m", "--drafter", "ngram,best"], "unknown drafter 'best'"),
     ],
 )

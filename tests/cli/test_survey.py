@@ -23,6 +23,10 @@ from tests.models.tiny import make_module, make_tokenizer
         (["--rows", "no/such/folder/rows"], "no/such/folder/rows cannot be written"),
         (["--no-adaptive"], "adaptive cannot be set for several drafters"),
         (["--depth", "0"], "depth=0"),
+        (["--rows", "rows", "--only", "speed"], "leave --rows or --only speed out"),
+        (["--drafter", "ngram,"], "'' is no candidate"),
+        (["--drafter", "none,ngram"], "'none' is no candidate"),
+        (["--drafter-model", "w"], "drafter_model='w' is for small_model"),
     ],
 )
 def test_what_the_table_would_not_honour_is_refused(words, part, capfd):
@@ -30,6 +34,15 @@ def test_what_the_table_would_not_honour_is_refused(words, part, capfd):
     said = capfd.readouterr().err
     assert part in said
     assert said.count("\n") == 1
+
+
+def test_rows_overwrite_nothing(tmp_path, capfd):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Say so."}\n')
+    words = ["bench", "m", "--drafter", "ngram,suffix", "--prompts", str(prompts), "--rows", str(prompts)]
+    assert main(words) == 2
+    assert "holds something already: move it away" in capfd.readouterr().err
+    assert prompts.read_text() == '{"prompt": "Say so."}\n'
 
 
 def test_a_drafter_named_twice_is_measured_once():

@@ -117,6 +117,14 @@ def test_time_is_kept_to_and_what_is_left_goes_to_those_behind() -> None:
     assert len(advice.races[0].logs) == MOST_BLOCKS
 
 
+def test_too_little_time_decides_the_first_and_says_who_was_not_raced() -> None:
+    advice, _, seconds = race({"x": 1.5, "y": 1.5, "z": 1.5}, budget=12.0, noise=0.01)
+    assert (advice.winner(SOLO).drafter, advice.overall()) == ("x", "x")
+    assert (advice.undecided, advice.is_decided) == (["y", "z"], False)
+    assert [len(each.logs) for each in advice.races] == [LEAST_BLOCKS, 1, 0]
+    assert seconds < 20
+
+
 def test_one_that_does_not_fit_is_told_of_and_a_failure_is_no_number() -> None:
     advice, _, _ = race({"too large": 2.0, "x": 1.5})
     assert advice.errors == {"too large": "it does not fit: lower memory_share"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from outrider.cli.drafters import every, settings_for
+from outrider.cli.drafters import named, settings_for
 from outrider.cli.options import Json, Limit, MaxTokens, PromptFiles, Raw, Settings, takes
 from outrider.cli.render import notes, number, print_json, table, write
 from outrider.cli.session import fetch_if_missing
@@ -19,6 +20,8 @@ COLUMNS = ("load", "drafter", "ratio", "95 %", "blocks", "tau", "stopped, as")
 OFF = "leave it off"
 SHAPING = ("drafter_model", "depth", "width", "nodes", "exit_layers", "dtype", "device", "threads")
 """Settings of the races that what is advised has to repeat."""
+FEW = 5
+"""Prompts under which an interval tells of the clock more than of texts."""
 DEPTH = 4
 """Guesses a cycle for engines that want a number."""
 
@@ -50,11 +53,9 @@ def advise(
     from outrider.measure.prompts import load_prompts
 
     engine = settings.engine
-    wanted = engine.get("drafter", "all")
-    if wanted in ("none", "auto"):
-        raise ConfigError(f"drafter={wanted!r} is no candidate: name drafters, joined by commas, or leave it out")
-    named = every(target, engine) if wanted == "all" else [name.strip() for name in wanted.split(",")]
-    drafters = list(dict.fromkeys(named))
+    if engine.get("depth") == 0:
+        raise ConfigError("depth=0 guesses nothing that could be raced: give at least 1, or leave it out")
+    drafters = named(target, engine)
     loads = [Load(many, heat) for heat in temperature or [0.0] for many in sorted(set(concurrency or [1]))]
     asked = load_prompts(prompts, limit)
     for drafter in ("none", *drafters):
@@ -85,7 +86,7 @@ def advise(
     if as_json:
         print_json(_json(advice, flags))
     else:
-        write("".join(f"{line}\n" for line in _lines(advice, flags)))
+        write("".join(f"{line}\n" for line in _lines(advice, flags, len(asked))))
 
 
 def _row(race: Any) -> list[str]:
@@ -101,11 +102,12 @@ def _flags(target: str, drafter: str | None, engine: dict[str, Any]) -> dict[str
     from outrider.models.heads import files
 
     if drafter is None:
-        return {"outrider": f"outrider serve {target} --drafter none", "vllm": OFF, "sglang": OFF}
+        return {"outrider": shlex.join(["outrider", "serve", target, "--drafter", "none"]), "vllm": OFF, "sglang": OFF}
     weights = engine.get("drafter_model")
     shaping = {name: engine[name] for name in SHAPING if name in engine}
     own = {"drafter": drafter, **settings_for(drafter, shaping)}
-    ours = " ".join([f"outrider serve {target}", *(f"--{name.replace('_', '-')} {own[name]}" for name in own)])
+    words = [word for name, value in own.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    ours = shlex.join(["outrider", "serve", target, *words])
     known = ELSEWHERE.get(drafter)
     takes_weights = known is not None and bool(settings_for(drafter, {"drafter_model": weights}).get("drafter_model"))
     if takes_weights and weights is not None and files.trained(weights) is not None:
@@ -118,6 +120,7 @@ def _json(advice: Any, flags: dict[str, str]) -> dict[str, Any]:
     return {
         "run": advice.overall(),
         "decided": advice.is_decided,
+        "undecided": advice.undecided,
         "flags": flags,
         "loads": [
             {
@@ -133,7 +136,7 @@ def _json(advice: Any, flags: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _lines(advice: Any, flags: dict[str, str]) -> Iterator[str]:
+def _lines(advice: Any, flags: dict[str, str], num_prompts: int) -> Iterator[str]:
     for load in advice.loads:
         winner, ranked = advice.winner(load), advice.under(load)
         if winner is not None:
@@ -145,13 +148,15 @@ def _lines(advice: Any, flags: dict[str, str]) -> Iterator[str]:
         elif ranked:
             found = ranked[0].interval()
             best = f"{ranked[0].drafter}, the best, is at {found.ratio:.2f}x ({found.low:.2f} to {found.high:.2f})"
-            yield f"{load}: {OFF}; {best}"
+            yield f"{load}: {OFF if advice.is_decided else 'none surely pays so far'}; {best}"
         else:
-            yield f"{load}: not decided within the time: raise --budget"
+            yield f"{load}: not decided within the time"
         for limit in ranked[0].limits() if ranked else ():
             yield f"  {limit}"
+    if not advice.is_decided:
+        yield f"Not decided within the time: {', '.join(advice.undecided)}; raise --budget, or name fewer by --drafter"
     if advice.overall() is None and not advice.is_decided:
-        yield "Run: nothing is advised yet, as not all races were decided: raise --budget"
+        yield "Run: nothing is advised yet"
         return
     yield f"Run: {flags['outrider']}"
     if advice.overall() is not None:
@@ -159,5 +164,7 @@ def _lines(advice: Any, flags: dict[str, str]) -> Iterator[str]:
         yield f"SGLang: {flags['sglang']}"
     if not any(part in NEED_WEIGHTS for race in advice.races for part in race.drafter.split("+")):
         yield "What would change it: a drafter trained on this target's replies (`outrider train`, see README)."
+    if num_prompts < FEW:
+        yield f"Raced on {num_prompts} of your prompts only: others may go otherwise, give {FEW} or more."
     for drafter, error in advice.errors.items():
         yield f"{drafter} could not run: {error}"

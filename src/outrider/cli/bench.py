@@ -51,7 +51,9 @@ def bench(
     ] = 1,
     rows: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Of several drafters: add each row of acceptance there when it is measured."),
+        typer.Option(
+            metavar="FILE", help="Of several drafters: a new file that gets each row of acceptance once measured."
+        ),
     ] = None,
     raw: Raw = False,
     as_json: Json = False,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -10,7 +11,7 @@ from outrider.cli.check_local import Local
 from outrider.cli.options import Json, Limit, PromptFile, Raw, Settings, read_key, takes
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
-from outrider.measure.endpoint.plan import DRAWS, MAX_TOKENS, Plan
+from outrider.measure.endpoint.plan import DRAWS, Plan
 from outrider.measure.prompts import load_prompts
 
 
@@ -43,13 +44,18 @@ def check(
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Prompt i runs with this seed plus i.")] = 0,
     draws: Annotated[
-        int, typer.Option(metavar="N", min=40, help="Texts that an endpoint draws for each sampling field.")
-    ] = DRAWS,
+        int | None, typer.Option(metavar="N", help=f"Texts that an endpoint draws for each field. Default: {DRAWS}.")
+    ] = None,
     tie: Annotated[
-        float,
-        typer.Option(metavar="X", min=0, help="Greedy texts of an endpoint may part at margins up to this, in nats."),
-    ] = 0.0,
-    at_once: Annotated[int, typer.Option(metavar="N", min=1, help="Requests in flight at an endpoint.")] = 8,
+        float | None,
+        typer.Option(metavar="X", help="Greedy texts of an endpoint may part at margins up to this, in nats."),
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Requests in flight at an endpoint. Default: 8.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="X", help="Seconds that an endpoint's answer may take. Default: 120.")
+    ] = None,
     api_key_file: Annotated[
         str | None, typer.Option(metavar="FILE", help="Its first line is the endpoint's key.")
     ] = None,
@@ -70,23 +76,31 @@ def check(
     `--endpoint URL` puts any OpenAI-compatible server to the test, alone or beside a `--reference`: greedy texts, every
     sampling field's law, stop strings, usage, log-probabilities, streams. It exits 1 where something is broken.
     """
+    of_reference = {"reference_model": reference_model, "reference_key_file": reference_key_file}
+    of_endpoint = {"reference": reference, **of_reference, "api_key_file": api_key_file, "draws": draws, "tie": tie}
+    of_endpoint |= {"at_once": at_once, "timeout": timeout}
     if endpoint is not None:
         if settings.engine or batched or temperature:
             raise ConfigError("--endpoint takes no engine options, no --batched and no --temperature: leave them out")
+        if reference is None:
+            _refuse_given(of_reference, "--reference URL")
         from outrider.cli.check_remote import Remote
 
+        plan: dict[str, Any] = {"draws": draws, "max_tokens": max_tokens, "tie": tie, "seed": seed}
         Remote(
             url=endpoint,
             reference=reference,
             models=(model, reference_model),
-            keys=(read_key(api_key_file), read_key(reference_key_file)),
+            keys=(read_key(api_key_file), read_key(reference_key_file, "reference_key_file")),
             raw=raw,
-            at_once=at_once,
-            plan=Plan(draws=draws, max_tokens=MAX_TOKENS if max_tokens is None else max_tokens, tie=tie, seed=seed),
+            at_once=8 if at_once is None else at_once,
+            timeout=120.0 if timeout is None else timeout,
+            plan=Plan(**{name: value for name, value in plan.items() if value is not None}),
         ).check(load_prompts(prompts, limit), as_json)
         return
-    if model is None or reference is not None:
-        raise ConfigError("give a MODEL to check here, or --endpoint URL (with --reference URL beside it)")
+    _refuse_given(of_endpoint, "--endpoint URL")
+    if model is None:
+        raise ConfigError("give a MODEL to check here, or --endpoint URL")
     local = Local(
         model=model,
         engine=settings.engine,
@@ -97,3 +111,10 @@ def check(
         raw=raw,
     )
     local.check(lambda: load_prompts(prompts, limit), as_json)
+
+
+def _refuse_given(options: Mapping[str, Any], owner: str) -> None:
+    """Options that would have no effect, as what they go with was not given."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} goes with {owner}: give that too, or leave it out")

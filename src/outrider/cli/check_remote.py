@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import typer
 
 from outrider.cli.render import notes, print_json, write
 from outrider.errors import ConfigError
-from outrider.measure.endpoint.client import Endpoint, Route
+from outrider.measure.endpoint.answers import Route
+from outrider.measure.endpoint.client import Endpoint
 from outrider.measure.endpoint.examine import examine
 from outrider.measure.endpoint.findings import Report
 from outrider.measure.endpoint.plan import Plan
@@ -27,6 +29,7 @@ class Remote:
     keys: tuple[str | None, str | None]
     raw: bool
     at_once: int
+    timeout: float
     plan: Plan
 
     def check(self, prompts: list[Prompt], as_json: bool) -> None:
@@ -35,6 +38,8 @@ class Remote:
         Raises:
             ConfigError: a server cannot be reached, or says nothing.
         """
+        if not 0 < self.timeout < math.inf:
+            raise ConfigError(f"timeout={self.timeout} is out of range: give seconds above 0")
         if self.raw and not all(isinstance(prompt.content, str) for prompt in prompts):
             raise ConfigError("--raw takes prompts that are texts: leave out those that are messages")
         report = asyncio.run(self._run(prompts, as_json))
@@ -71,4 +76,5 @@ class Remote:
 
     def _endpoint(self, url: str, which: int) -> Endpoint:
         route: Route = "completions" if self.raw else "chat"
-        return Endpoint(url, self.models[which], self.keys[which], route, self.at_once)
+        option = ("--api-key-file", "--reference-key-file")[which]
+        return Endpoint(url, self.models[which], self.keys[which], route, self.at_once, self.timeout, option)

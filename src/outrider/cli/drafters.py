@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outrider.config import EngineConfig
+from outrider.errors import ConfigError
 from outrider.registry import CASCADES, DRAFTERS, NEED_WEIGHTS, READ_BY, reads
 
 
@@ -20,6 +22,24 @@ def every(model: str, engine: Mapping[str, Any], cascades: Sequence[str] = CASCA
         trained |= {_kind(engine["drafter_model"])}
     missing = set(NEED_WEIGHTS) - trained
     return [name for name in (*DRAFTERS, *cascades) if missing.isdisjoint(name.split("+"))]
+
+
+def named(model: str, engine: Mapping[str, Any], cascades: Sequence[str] = CASCADES) -> list[str]:
+    """The candidates that `--drafter` names, joined by commas; all that can guess for the model by "all".
+
+    Raises:
+        ConfigError: for what is no candidate, and for weights that none of them reads.
+    """
+    wanted = engine.get("drafter", "all")
+    names = every(model, engine, cascades) if wanted == "all" else [name.strip() for name in wanted.split(",")]
+    for name in names:
+        if name in ("", "none", "auto"):
+            raise ConfigError(f"drafter={wanted!r}: {name!r} is no candidate, name drafters joined by commas, or all")
+        EngineConfig.of(model=model, drafter=name)
+    weights = engine.get("drafter_model")
+    if weights is not None and not any("drafter_model" in settings_for(name, engine) for name in names):
+        raise ConfigError(f"drafter_model={weights!r} is for {_kind(weights)}: name that drafter too, or give its own")
+    return list(dict.fromkeys(names))
 
 
 def settings_for(drafter: str, engine: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +18,7 @@ from outrider.config import ACCEPTANCE, DTYPES, OBJECTIVES, WIDENINGS, EngineCon
 from outrider.errors import ConfigError, RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import LogprobsMode, SamplingParams
-from outrider.server.settings import ServeConfig
+from outrider.server.settings import ServeConfig, keys_in
 from outrider.training.reply_settings import ReplySettings
 from outrider.training.settings import LOSSES, OPTIMIZERS, TrainConfig
 
@@ -143,18 +142,18 @@ def read_prompt(prompt: str) -> str:
     return prompt
 
 
-def read_key(file: str | None) -> str | None:
-    """A server's key: the first line of a file; None without one.
+def read_key(file: str | None, option: str = "api_key_file") -> str | None:
+    """A server's key: the first one of a file, as `serve` reads it; None without one.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: it cannot be read, or holds no key that a header can carry.
     """
     if file is None:
         return None
-    try:
-        return Path(file).read_text().split("\n")[0].strip()
-    except OSError as error:
-        raise ConfigError(f"api_key_file={file!r} cannot be read ({error.strerror})") from error
+    key = keys_in(file, option)[0]
+    if not all(32 <= byte < 127 for byte in key):
+        raise ConfigError(f"{option}={file!r} holds no key: give one of plain letters, digits and signs")
+    return key.decode()
 
 
 def described(source: type) -> dict[str, str]:

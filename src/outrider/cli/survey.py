@@ -12,7 +12,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import Any
 
-from outrider.cli.drafters import every, settings_for
+from outrider.cli.drafters import named, settings_for
 from outrider.cli.render import notes, number, print_json, write
 from outrider.cli.session import fetch_if_missing
 from outrider.config import EngineConfig
@@ -62,10 +62,7 @@ class Survey:
         return by_task(self.prompts, self.limit)
 
     def drafters(self) -> list[str]:
-        wanted = self.engine["drafter"]
-        if wanted == "all":
-            return every(self.model, self.engine, CASCADES)
-        return list(dict.fromkeys(name.strip() for name in wanted.split(",")))
+        return named(self.model, self.engine, CASCADES)
 
     def shapes(self) -> list[Shape]:
         deepest, width = self.engine.get("depth"), self.engine.get("width") or TREE_WIDTH
@@ -125,10 +122,7 @@ def run(survey: Survey, as_json: bool) -> None:
     for variant in survey.variants():
         EngineConfig.of(model=survey.model, **survey.settings(variant.settings()))
     if survey.rows:
-        try:
-            survey.rows.write_text("")
-        except OSError as error:
-            raise ConfigError(f"{survey.rows} cannot be written ({error.strerror or error}): give another") from error
+        _make_room(survey.rows, survey.parts)
     fetch_if_missing(survey.model)
 
     accepted: list[Row] = []
@@ -156,6 +150,18 @@ def run(survey: Survey, as_json: bool) -> None:
         write("\n" + _ceiling_table(ceilings, list(tasks)))
     if fast:
         write("\n" + _speed_table(fast, list(tasks)))
+
+
+def _make_room(rows: Path, parts: Sequence[str]) -> None:
+    """See that rows will come, and can be written where nothing else is."""
+    if "acceptance" not in parts:
+        raise ConfigError("rows are of acceptance, which is not measured: leave --rows or --only speed out")
+    try:
+        if rows.is_file() and rows.stat().st_size:
+            raise ConfigError(f"{rows} holds something already: move it away, or name a new file for the rows")
+        rows.write_text("")
+    except OSError as error:
+        raise ConfigError(f"{rows} cannot be written ({error.strerror or error}): give another") from error
 
 
 def _accepted(survey: Survey, progress: Callable[[str], None]) -> tuple[list[Row], dict[float, dict[str, Sureness]]]:

@@ -26,6 +26,7 @@ LEAST_BLOCKS, MOST_BLOCKS = 5, 40
 SHARP = 0.02
 """Half an interval's width (of the logarithm) that is narrow enough."""
 RESAMPLES = 2000
+NO_TIME = "no time was left"
 SHORT = 24
 """Mean tokens of an answer under which reading the prompt is most of the work."""
 
@@ -139,9 +140,14 @@ class Advice:
         return [race for race in others if (found := race.interval()) and found.high >= least.low]
 
     @property
+    def undecided(self) -> list[str]:
+        """Candidates without an interval under some load, by name."""
+        return list(dict.fromkeys(race.drafter for race in self.races if race.interval() is None))
+
+    @property
     def is_decided(self) -> bool:
         """Was there time for an interval of every candidate that could run, under every load?"""
-        return all(race.interval() is not None for race in self.races)
+        return not self.undecided
 
     def overall(self) -> str | None:
         """One drafter for all loads: the largest mean gain among those that surely lose nowhere; None: leave it off."""
@@ -171,7 +177,9 @@ def race_all(
     """Race every candidate against plain decoding, block by block, under every load, within so many seconds.
 
     A candidate stops under a load as soon as it has surely lost, to plain decoding or to a candidate before it, or its
-    interval is narrow; what it leaves of its time goes to those behind it. Engines open one beside the plain one.
+    interval is narrow; what it leaves of its time goes to those behind it. Each may take what is left for a first
+    interval, so that with too little time the first are decided and the last are not raced, instead of none. Engines
+    open one beside the plain one.
 
     Raises:
         ConfigError: nothing to race, or a prompt failed; a candidate that cannot be built is told of in `errors`.
@@ -181,6 +189,9 @@ def race_all(
     advice, end = Advice(loads), clock() + budget
     with closing(open_llm({"drafter": "none", "prefix_cache": False})) as plain:
         for index, drafter in enumerate(drafters):
+            if index and clock() > end:
+                advice.races += [Race(drafter, load, why=NO_TIME) for load in loads]
+                continue
             try:
                 llm = open_llm({"drafter": drafter, "prefix_cache": False})
             except OutriderError as error:
@@ -194,7 +205,7 @@ def race_all(
                     race = Race(drafter, load)
                     best = advice.winner(load)
                     bar = best.interval() if best else None
-                    _run(race, plain, llm, prompts, max_tokens, raw, until, bar.low if bar else 1.0, clock)
+                    _run(race, plain, llm, prompts, max_tokens, raw, (until, end), bar.low if bar else 1.0, clock)
                     advice.races.append(race)
     return advice
 
@@ -206,11 +217,15 @@ def _run(
     prompts: Sequence[Prompt],
     max_tokens: int,
     raw: bool,
-    until: float,
+    until: tuple[float, float],
     bar: float,
     clock: Callable[[], float],
 ) -> None:
-    """Blocks in turns until the race is decided; `bar`: the ratio under which it is lost."""
+    """Blocks in turns until the race is decided; `bar`: the ratio under which it is lost.
+
+    until: when its own time is over, and when all time is: until then it may borrow for its first interval, as many
+    candidates with none would be no answer.
+    """
     blocks = _blocks(prompts, race.load, max_tokens)
     contents, params = next(blocks)
     for engine in (plain, llm):  # warm-up: caches, threads, graphs, lazily made tables
@@ -235,7 +250,7 @@ def _run(
             race.why = "it had lost"
         elif found is not None and math.log(found.high / found.low) < 2 * SHARP:
             race.why = "it was decided"
-        elif clock() > until:
+        elif clock() > until[found is None]:
             race.why = "its time was over"
         if race.why:
             return
@@ -263,7 +278,7 @@ def elsewhere(entry: tuple[Mapping[str, Any], str | None] | None, depth: int, we
         depth: guesses a cycle. weights: of a model of Transformers that drafts, where there is one.
     """
     if entry is None:
-        return "no equal: its weights are read by this engine alone", "no equal"
+        return "no equal: it has no such cascade, or cannot read its weights", "no equal"
     config, algorithm = dict(entry[0]), entry[1]
     flags = f"--speculative-algorithm {algorithm} --speculative-num-draft-tokens {depth}"
     if weights is not None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from outrider.errors import ConfigError
 from outrider.measure.prompts import Messages, Prompt
+from outrider.measure.servers import address, first_model
 
 PERCENTILES = (50, 95, 99)
 PLAIN = MappingProxyType({"speculation": {"enabled": False}})
@@ -143,7 +144,7 @@ class Client:
         except ImportError as error:
             raise ConfigError('load needs httpx: install "outrider[serve]"') from error
         self._httpx = httpx
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = address(url)
         self.model = model
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.body = body
@@ -161,7 +162,7 @@ class Client:
         async with self._httpx.AsyncClient(
             base_url=self.url, headers=self.headers, timeout=None, limits=limits
         ) as http:
-            model = self.model or await self._first_model(http)
+            model = await first_model(http, self.url, self.model)
             began = time.perf_counter()
             asks = [(prompts[number % len(prompts)], model) for number in range(count)]
             if level.rate is not None:
@@ -178,13 +179,6 @@ class Client:
 
     async def _one_after_another(self, http: Any, waiting: Any) -> list[Sample]:
         return [await self._ask(http, *ask) for ask in waiting]
-
-    async def _first_model(self, http: Any) -> str:
-        try:
-            answer = await http.get("/v1/models")
-            return str(answer.json()["data"][0]["id"])
-        except (self._httpx.HTTPError, ValueError, LookupError) as error:
-            raise ConfigError(f"{self.url} serves no model ({error or type(error).__name__}): is it up?") from error
 
     async def _ask(self, http: Any, messages: Messages, model: str) -> Sample:
         body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}

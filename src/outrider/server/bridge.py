@@ -76,7 +76,7 @@ class Bridge:
         self.metrics.refused.labels(reason).inc()
         count, most = self.num_open, self.lobby.most
         seconds = max(1, math.ceil(self._seconds * count / self.llm.config.max_requests / 2))
-        said = f"{count} requests run or wait and the queue holds {most}: {remedy}"
+        said = f"the queue holds {most} requests and has no room for this one: {remedy}"
         return ApiError(429, said, code="queue_full", retry_after=seconds)
 
     def give_up(self, job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,13 +68,21 @@ class ServeConfig:
         Raises:
             ConfigError: the file cannot be read, or holds no key.
         """
-        if self.api_key_file is None:
-            return ()
-        try:
-            lines = Path(self.api_key_file).read_bytes().split(b"\n")
-        except OSError as error:
-            raise ConfigError(f"api_key_file={self.api_key_file!r} cannot be read ({error.strerror})") from error
-        keys = tuple(key for line in lines if (key := line.strip()) and not key.startswith(b"#"))
-        if not keys:
-            raise ConfigError(f"api_key_file={self.api_key_file!r} holds no key: write one a line, or leave it out")
-        return keys
+        return () if self.api_key_file is None else keys_in(self.api_key_file)
+
+
+def keys_in(file: str, option: str = "api_key_file") -> tuple[bytes, ...]:
+    """The keys in a file, a line each; blank lines and those that begin with # are none.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no key.
+    """
+    try:
+        text = Path(file).read_bytes().removeprefix(codecs.BOM_UTF8)
+    except (OSError, ValueError) as error:  # a null byte in its name
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{option}={file!r} cannot be read ({problem}): give a file with a key a line") from error
+    keys = tuple(key for line in text.split(b"\n") if (key := line.strip()) and not key.startswith(b"#"))
+    if not keys:
+        raise ConfigError(f"{option}={file!r} holds no key: write one a line, or leave it out")
+    return keys

@@ -11,9 +11,12 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.measure.endpoint import client as module
-from outrider.measure.endpoint.client import Ask, Broken, Endpoint, Refused
+from outrider.measure.endpoint.answers import Broken, Refused
+from outrider.measure.endpoint.client import Ask, Endpoint
+from outrider.measure.endpoint.examine import examine
 from outrider.measure.endpoint.plan import Plan
 from outrider.measure.endpoint.subject import meet
+from tests.measure.endpoint.double import Double
 
 ASK = Ask("hello", {"temperature": 0, "logprobs": 2})
 SPELLED = {"token": "\ufffd", "logprob": -0.1, "bytes": [226, 128]}
@@ -102,7 +105,7 @@ def test_a_stream_is_put_together() -> None:
         return {"choices": [{"index": index, "delta": {"content": text}, "finish_reason": reason}]}
 
     events = [piece(1, "x"), piece(0, "a"), piece(0, "b", "stop"), piece(1, "y", "length")]
-    usage = {"choices": [], "usage": {"completion_tokens": 4}}
+    usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 4}}
     reply, bodies = asked([(200, stream_of(*events, usage))], lambda endpoint: endpoint.stream(ASK))
     assert bodies[0][1]["stream_options"] == {"include_usage": True}
     assert [(s.text, s.finish) for s in reply.samples] == [("ab", "stop"), ("xy", "length")]
@@ -154,3 +157,72 @@ def test_a_server_that_is_not_there_or_takes_nothing_is_a_sentence() -> None:
         asyncio.run(meet(Endpoint("http://127.0.0.1:9"), ["a"], Plan()))
     with pytest.raises(ConfigError, match="neither chats"):
         asked([(400, "no template"), (404, "no route")], lambda endpoint: meet(endpoint, ["a"], Plan()))
+
+
+def test_a_server_that_hangs_or_drips_is_silent() -> None:
+    """A limit on the whole answer: one that sends a byte now and then would keep any other."""
+    models = json.dumps({"data": [{"id": "m"}]})
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+        writer.write(head + (models.encode() if b"models" in line else b" "))
+        while b"models" not in line and not writer.is_closing():
+            writer.write(b" ")
+            await asyncio.sleep(0.01)
+        writer.close()
+
+    async def run() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        endpoint = Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout=0.1)
+        try:
+            await meet(endpoint, ["a"], Plan())
+        finally:
+            await endpoint.close()
+            server.close()
+
+    with pytest.raises(ConfigError, match=r"plainest question \(no answer within 0.1 s\): see .* raise --timeout"):
+        asyncio.run(run())
+
+
+def test_a_locked_server_wants_its_key_by_the_right_option() -> None:
+    with pytest.raises(ConfigError, match=r"Bad key\): it wants a key: give it by --reference-key-file"):
+        asked(
+            [(401, {"error": {"message": "Bad key"}})],
+            lambda endpoint: meet(endpoint, ["a"], Plan()),
+            key_option="--reference-key-file",
+        )
+
+
+def test_a_failure_gives_the_others_up() -> None:
+    answers = [(500, "oops"), *[(200, CHAT)] * 7]
+    with pytest.raises(Broken, match="oops") as caught:
+        asked(answers, lambda endpoint: endpoint.ask_all([ASK] * 8), at_once=1)
+    assert caught.value.remedy == "See the server's log."
+
+
+def test_nobody_waits_for_a_server_that_died() -> None:
+    """Tests that are left are untested, and said to be, once it answers no more."""
+    sound, count = httpx.ASGITransport(Double().app), 0
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal count
+        count += 1
+        if count > 60:
+            raise httpx.ConnectError("refused")
+        reply = await sound.handle_async_request(request)
+        return httpx.Response(reply.status_code, content=await reply.aread())
+
+    endpoint = Endpoint("http://dying", transport=httpx.MockTransport(answer))
+    report = asyncio.run(examine(endpoint, ["aa bb"], Plan(draws=40, max_tokens=10)))
+    (broken,) = report.broken
+    assert broken.said == "no answer (refused)"
+    assert report.findings[-1].said == "http://dying answers no more: no answer (refused)"
+    assert {finding.status for finding in report.findings[report.findings.index(broken) + 1 :]} == {"untested"}
+    assert count < 80
+
+
+@pytest.mark.parametrize("wrong", [{"draws": 39}, {"max_tokens": 0}, {"seed": -1}, {"seed": 2**40}, {"tie": math.nan}])
+def test_a_plan_that_cannot_be_kept_is_refused(wrong) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))}=.* is out of range: give"):
+        Plan(**wrong)

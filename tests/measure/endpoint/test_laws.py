@@ -85,3 +85,9 @@ def test_one_history_has_one_law() -> None:
         laws.add((0, ("a", "b")), Law({"x": chance, "y": 1 - chance}, 0.0))
     assert (laws.repeated, len(laws.problems)) == (3, 1)
     assert "'ab'" in laws.problems[0]
+
+
+def test_chances_that_vanish_decide_nothing() -> None:
+    law = Law({"a": 1e-300, "b": 1e-310}, 0.5)
+    assert warped(law, Fields(temperature=0.01)) is None
+    assert warped(law, Fields(temperature=0.01, top_p=0.5)) is None

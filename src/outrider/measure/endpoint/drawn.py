@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.measure.endpoint.client import Reply
+from outrider.measure.endpoint.answers import Reply
 from outrider.measure.endpoint.findings import Finding
 from outrider.measure.endpoint.laws import LAW_SLACK, Fields, apart, told, warped
 from outrider.measure.endpoint.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.measure.endpoint.client import Reply
+from outrider.measure.endpoint.answers import Reply
 from outrider.measure.endpoint.findings import Finding
 from outrider.measure.endpoint.subject import Subject, outcome
 
@@ -160,7 +160,7 @@ async def usage(subject: Subject) -> Finding:
 def _miscounted(reply: Reply, prompt_tokens: Any, has_rows: bool) -> str | None:
     told = reply.usage
     if told is None:
-        return "no usage is told"
+        return "no usage is told, or one without both counts"
     if told.get("total_tokens") != told.get("prompt_tokens", 0) + told.get("completion_tokens", 0):
         return f"the total is no sum: {told}"
     if told["prompt_tokens"] != prompt_tokens:

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 
 from outrider.errors import ConfigError
 from outrider.measure.endpoint import drawn, ends, shapes, texts
-from outrider.measure.endpoint.client import Broken, Endpoint, Refused
+from outrider.measure.endpoint.answers import Broken, Refused
+from outrider.measure.endpoint.client import Endpoint, Silent
 from outrider.measure.endpoint.findings import Finding, Report, judged
 from outrider.measure.endpoint.plan import Plan
 from outrider.measure.endpoint.subject import Subject, meet
@@ -32,8 +33,7 @@ async def examine(
             can see. progress: called with (test, tests done, tests in all).
 
     Raises:
-        ConfigError: a server cannot be reached, or says nothing; SciPy is not installed. Broken: it fails at the
-            plainest question.
+        ConfigError: a server cannot be reached, or fails at the plainest question; SciPy is not installed.
     """
     if find_spec("scipy") is None:
         raise ConfigError('check --endpoint needs SciPy: install "outrider[serve]"')
@@ -42,15 +42,14 @@ async def examine(
     other = None if reference is None else await meet(reference, prompts, plan)
     power = drawn.power(plan, subject.num_top)
     begin(power)
-    findings, tests = [], list(_tests(subject, other))
+    findings, tests = list[Finding](), list(_tests(subject, other))
     for done, (name, test) in enumerate(tests):
         progress(name, done, len(tests))
-        try:
-            findings.append(await test())
-        except Refused as error:
-            findings.append(Finding(name, "refused", str(error)))
-        except Broken as error:
-            findings.append(Finding(name, "broken", str(error), "The server fails at this request: see its log."))
+        findings.append(await _found(name, test))
+        gone = findings[-1].status == "broken" and await _gone(subject, other)
+        if gone:
+            findings += [Finding(name, "untested", gone, remedy="start it anew") for name, _ in tests[done + 1 :]]
+            break
     return Report(
         url=endpoint.url,
         model=endpoint.model or "",
@@ -60,6 +59,27 @@ async def examine(
         requests=endpoint.num_asked,
         seconds=time.monotonic() - started,
     )
+
+
+async def _found(name: str, test: Callable[[], Awaitable[Finding]]) -> Finding:
+    try:
+        return await test()
+    except Refused as error:
+        return Finding(name, "refused", str(error))
+    except Broken as error:
+        return Finding(name, "broken", str(error), error.remedy)
+
+
+async def _gone(*subjects: Subject | None) -> str | None:
+    """Which server does not answer any more, as every test left would wait for it in vain."""
+    for subject in filter(None, subjects):
+        try:
+            await subject.endpoint.ask(subject.ask(0, max_tokens=1))
+        except Silent as error:
+            return f"{subject.endpoint.url} answers no more: {error}"
+        except (Refused, Broken):
+            continue
+    return None
 
 
 def _tests(subject: Subject, reference: Subject | None) -> Iterator[Test]:

@@ -96,6 +96,8 @@ def _cut(ranked: list[tuple[str, float]], tail: float, loose: float, least: floa
     keep = len(ranked)
     weights = [weight for _, weight in ranked]
     total = sum(weights) + tail
+    if not total:
+        return None  # chances so small that their powers are none
     cuts = []
     if fields.top_k and (tail or fields.top_k < keep):
         if fields.top_k > keep or _near(weights[fields.top_k - 1], [*weights[fields.top_k :], least][0]):

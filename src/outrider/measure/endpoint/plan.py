@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from outrider.errors import ConfigError
+
 DRAWS = 240
+LEAST_DRAWS = 40
+"""Fewer show no law."""
 MAX_TOKENS = 64
 """Of a check that is told nothing else: minutes on a CPU with a small model."""
+MOST_SEED = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +29,15 @@ class Plan:
     max_tokens: int = MAX_TOKENS
     tie: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("draws", LEAST_DRAWS), ("max_tokens", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"{name}={value} is out of range: give a whole number of at least {least}")
+        if self.seed >= MOST_SEED:
+            raise ConfigError(
+                f"seed={self.seed} is out of range: give one below 2**30, as other seeds are counted from it"
+            )
+        if not 0 <= self.tie < math.inf:
+            raise ConfigError(f"tie={self.tie} is out of range: give a margin in nats, such as 0.02")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from outrider.measure.endpoint.client import Refused, Reply, Sample
+from outrider.measure.endpoint.answers import Refused, Reply, Sample
 from outrider.measure.endpoint.findings import Finding
 from outrider.measure.endpoint.subject import Subject, difference, outcome
 
@@ -37,7 +37,7 @@ async def streams(subject: Subject) -> Finding:
             problems.append(str(parted))
         elif stream.only.ends != 1:
             problems.append(f"prompt {number}: the stream tells {stream.only.ends} finish reasons")
-        elif stream.usage is None or stream.usage["completion_tokens"] != (reply.usage or {})["completion_tokens"]:
+        elif stream.usage is None or stream.usage["completion_tokens"] != (reply.usage or {}).get("completion_tokens"):
             problems.append(f"prompt {number}: the stream tells other usage")
     return outcome(
         "stream",

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from outrider.errors import ConfigError
-from outrider.measure.endpoint.client import Ask, Endpoint, Refused, Reply, Sample
+from outrider.measure.endpoint.answers import Broken, Refused, Reply, Sample
+from outrider.measure.endpoint.client import Ask, Endpoint
 from outrider.measure.endpoint.findings import Finding
 from outrider.measure.endpoint.laws import Fields, Laws, apart, told, warped
 from outrider.measure.endpoint.plan import Plan
@@ -58,10 +59,18 @@ async def meet(endpoint: Endpoint, prompts: Sequence[str | Messages], plan: Plan
     """Ask what the server can tell, and for its greedy texts.
 
     Raises:
-        ConfigError: it serves no model, or answers the plainest question by no text. Broken: it fails at that.
+        ConfigError: it serves no model, or fails at the plainest question.
     """
     await endpoint.connect()
-    subject = Subject(endpoint, prompts, plan)
+    try:
+        return await _meet(Subject(endpoint, prompts, plan))
+    except Broken as error:
+        remedy = error.remedy[0].lower() + error.remedy[1:].rstrip(".")
+        raise ConfigError(f"{endpoint.url} fails at the plainest question ({error}): {remedy}") from error
+
+
+async def _meet(subject: Subject) -> Subject:
+    endpoint, prompts = subject.endpoint, subject.prompts
     try:
         await endpoint.ask(subject.ask(0, max_tokens=1))
     except Refused as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from outrider.measure.endpoint.client import Ask, Refused, Reply, Sample
+from outrider.measure.endpoint.answers import Refused, Reply, Sample
+from outrider.measure.endpoint.client import Ask
 from outrider.measure.endpoint.findings import Finding
 from outrider.measure.endpoint.laws import LAW_SLACK, apart, told
 from outrider.measure.endpoint.subject import Difference, Subject, difference, outcome
