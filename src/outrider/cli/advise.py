@@ -22,6 +22,8 @@ SHAPING = ("drafter_model", "depth", "width", "nodes", "exit_layers", "dtype", "
 """Settings of the races that what is advised has to repeat."""
 FEW = 5
 """Prompts under which an interval tells of the clock more than of texts."""
+LEARNED = frozenset({"small_model", *NEED_WEIGHTS})
+"""Drafters that were trained, if they could run at all."""
 DEPTH = 4
 """Guesses a cycle for engines that want a number."""
 
@@ -55,7 +57,8 @@ def advise(
     engine = settings.engine
     if engine.get("depth") == 0:
         raise ConfigError("depth=0 guesses nothing that could be raced: give at least 1, or leave it out")
-    drafters = named(target, engine)
+    # Pairs first, as time may run out: what "auto" takes is one of them where there is any.
+    drafters = sorted(named(target, engine), key=lambda name: "+" not in name)
     loads = [Load(many, heat) for heat in temperature or [0.0] for many in sorted(set(concurrency or [1]))]
     asked = load_prompts(prompts, limit)
     for drafter in ("none", *drafters):
@@ -162,7 +165,7 @@ def _lines(advice: Any, flags: dict[str, str], num_prompts: int) -> Iterator[str
     if advice.overall() is not None:
         yield f"vLLM: {flags['vllm']}"
         yield f"SGLang: {flags['sglang']}"
-    if not any(part in NEED_WEIGHTS for race in advice.races for part in race.drafter.split("+")):
+    if LEARNED.isdisjoint(part for race in advice.races for part in race.drafter.split("+")):
         yield "What would change it: a drafter trained on this target's replies (`outrider train`, see README)."
     if num_prompts < FEW:
         yield f"Raced on {num_prompts} of your prompts only: others may go otherwise, give {FEW} or more."
