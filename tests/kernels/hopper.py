@@ -3,13 +3,16 @@
 Run as a program, without TRITON_INTERPRET: Triton's driver is stood in for, tensors lie on PyTorch's "meta" device, and
 a launch ends where it has compiled. What it prints, a line a kernel: name, warps, registers a thread, bytes of spilled
 registers, bytes of shared memory, programs that one multiprocessor holds, programs of the launch that compiled it, and
-what these fill of an H100 at once.
+what these fill of an H100 at once. With the argument `orders`, a line a linear's kind and way: how many inputs stand
+side by side in front of its tiles' instructions.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,7 +25,7 @@ from outrider.kernels.base import KeyIndex
 from outrider.kernels.places import Relative, Standing
 from outrider.kernels.sprouts import Fits, Frontier, Ranked
 from outrider.kernels.tree import PageTable, Trees
-from outrider.kernels.triton import TritonKernels
+from outrider.kernels.triton import TritonKernels, linear
 
 META = torch.device("meta")
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -123,6 +126,32 @@ def multiply_and_norm(kernels: TritonKernels, rows: int) -> None:
         kernels.rotate_and_write(floats(rows, 48 * 128), *tables, ints(rows), ints(rows), *pages, 32, norm, norm, 1e-5)
 
 
+def tell_orders() -> None:
+    """Tiles whose inputs stand in one order have one number; wgmma that reads shared memory has that of 2, and no name
+    for it."""
+    triton.runtime.driver.set_active(Hopper())
+    run, found = JITFunction.run, set()
+
+    def compile_and_look(self, *args, grid, warmup, **options):
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        found.update(re.findall(r"kWidth = (\d+)", kernel.asm["ttgir"]) or ["2"])
+
+    JITFunction.run = compile_and_look
+    quants, widths = floats(272, 1024, dtype=torch.int8), (1, 17, 33, 65, 130, 600)
+    for hides in (False, True):
+        linear.HIDES_EIGHT_BITS = hides
+        for kind, weight, scales in (
+            ("bfloat16", floats(272, 1024, dtype=torch.bfloat16), None),
+            ("int8", quants, floats(272)),
+            ("q8", quants, floats(272, 32, dtype=torch.float16)),
+        ):
+            found.clear()
+            for tile in dict.fromkeys(linear.choose(r, n, scales is not None) for r in widths for n in (1, 4096, 9999)):
+                x, out = floats(600, 1024, dtype=torch.bfloat16), floats(600, 272)
+                linear.TritonLinear(kind, weight, scales).run(x, None, out, tile)
+            print(kind, "hidden" if hides else "seen", *sorted(found), flush=True)
+
+
 def main() -> None:
     only_compile()
     for overlap in (False, True):
@@ -159,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tell_orders() if sys.argv[1:] == ["orders"] else main()

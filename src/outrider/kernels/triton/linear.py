@@ -56,9 +56,12 @@ ONE_TILE = Tile(64, 64, 128, 4, 4)
 """For every call on a device where tiles differ in their bits."""
 FLOAT_TILE = Tile(32, 32, 32, 4, 3)
 """Of float32 weights, which no tensor core multiplies exactly, for any number of rows."""
+HIDES_EIGHT_BITS = False
+"""Whether 8-bit weights are hidden from the compiler, so that all tiles take their inputs in the order of bfloat16's.
+True lets them have large tiles; which of both is faster `tests/gpu/test_kernel_times.py` tells."""
 MOST_OF_EIGHT_BITS = 32
-"""Outputs of a tile of 8-bit weights. A Hopper GPU multiplies 64 and more by other instructions, in front of which the
-inputs of weights that are converted on their way stand in another order."""
+"""Outputs of a tile of 8-bit weights that are not hidden. A Hopper GPU multiplies 64 and more by other instructions, in
+front of which the inputs of weights that are converted on their way stand in another order."""
 PLAIN_TILE = Tile(64, 16, 128, 4, 1)
 """The interpreter's on a CPU: it multiplies by NumPy, whose sums do depend on the size of a tile."""
 
@@ -67,7 +70,9 @@ def choose(num_rows: int, num_outputs: int, has_eight_bits: bool = False) -> Til
     """The tile of a call on a GPU."""
     by_outputs = next(tiles for most, tiles in TILES if num_rows <= most)
     tile = next(tile for most, tile in by_outputs if num_outputs <= most)
-    return replace(tile, outputs=min(tile.outputs, MOST_OF_EIGHT_BITS), warps=4) if has_eight_bits else tile
+    if has_eight_bits and not HIDES_EIGHT_BITS:
+        return replace(tile, outputs=min(tile.outputs, MOST_OF_EIGHT_BITS), warps=4)
+    return tile
 
 
 def all_tiles() -> list[Tile]:
@@ -173,9 +178,11 @@ class TritonLinear:
     def _options(self, tile: Tile, device: torch.device) -> dict[str, Any]:
         """What `multiply.products` is told, and how it is launched."""
         by_group = self.scales is not None and self.scales.dim() == 2
+        is_plain = device.type == "cpu"
+        flags = self.bias is not None, self.kind == "int8", self.kind == "float32", is_plain
         return {
             "SHAPE": (self.in_features, tile.outputs, tile.rows, tile.inputs, GROUP if by_group else 0),
-            "FLAGS": (self.bias is not None, self.kind == "int8", self.kind == "float32", device.type == "cpu"),
+            "FLAGS": (*flags, HIDES_EIGHT_BITS and self.scales is not None and not is_plain),
             "PREFETCH": min(PREFETCHED // tile.outputs, self.in_features * self.weight.itemsize) // LINE,
             "LINE": LINE,
             "OVERLAP": self._overlap,
