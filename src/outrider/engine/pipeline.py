@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.control.depth import DEEPEST
-from outrider.drafters.base import Ask
+from outrider.drafters.base import Ask, Drafter
 from outrider.engine import account
 from outrider.engine.device_cycle import DeviceCycle
 from outrider.engine.ends import Emission, deliver
@@ -47,6 +47,23 @@ class _Seat:
     unread: int = 1
 
 
+def seating(
+    drafter: Drafter | None, depth: int, width: int, nodes: int, max_context: int, block_size: int
+) -> tuple[int, int]:
+    """Most levels of a guess, and most blocks of one request's table, where trees are no larger than this."""
+    levels = max(depth, DEEPEST)
+    slots = max_context + levels + 1 + max(nodes, levels)
+    if drafter:
+        slots += drafter.needs.num_scratch(levels, max(width, drafter.needs.width))
+    return levels, -(-slots // block_size) + 1
+
+
+def seats_bytes(drafter: Drafter | None, num_seats: int, levels: int, blocks: int) -> int:
+    """Bytes of the device for what it keeps of each seat, and for what a drafter keeps there."""
+    own = drafter.seat_bytes(levels) if drafter else 0
+    return Seats.bytes_of(num_seats, levels, blocks) + (num_seats + 1) * own
+
+
 class Pipeline:
     """Launches cycles on the device and reads them in their order.
 
@@ -62,13 +79,10 @@ class Pipeline:
         self._grounded: set[int] = set()
         self._read = 0.0
         self._depth = 0
-        scheduler, control, needs = engine.scheduler, engine.control, engine.drafter.needs if engine.drafter else None
-        levels = max(control.depth, DEEPEST)
+        scheduler, control, target = engine.scheduler, engine.control, engine.target
         size = scheduler.ledger.block_size
-        slots = scheduler.max_context + levels + 1 + max(control.nodes, levels)
-        slots += needs.num_scratch(levels, max(control.width, needs.width)) if needs else 0
-        target = engine.target
-        blocks = -(-slots // size) + 1
+        widest = control.depth, control.width, control.nodes
+        levels, blocks = seating(engine.drafter, *widest, scheduler.max_context, size)
         self._seats = Seats(
             scheduler.max_requests, levels, blocks, size, target.kernels, target.vocab_size, target.device
         )

@@ -62,7 +62,8 @@ def _start(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Bytes by purpose; what else a plan holds are counts and words."""
-    for name in ("target", "drafter", "target_stack", "drafter_stack", "graphs", "passes", "sampler", "margin", "free"):
+    stacks, work = ("target_stack", "drafter_stack"), ("graphs", "passes", "sampler", "seats")
+    for name in ("target", "drafter", *stacks, *work, "margin", "free"):
         yield name.replace("_", " "), f"{plan[name] / 2**20:,.0f}"
 
 

@@ -201,6 +201,11 @@ class Seats:
         self._heat = torch.zeros(num_seats + 1, device=device)
         self._tables = torch.zeros(num_seats + 1, blocks, dtype=torch.int32, device=device)
 
+    @staticmethod
+    def bytes_of(num_seats: int, levels: int, blocks: int) -> int:
+        """What so many seats will take."""
+        return (num_seats + 1) * (8 * (_NEWS + levels + 1) + 4 + 4 * blocks)
+
     @property
     def empty(self) -> int:
         """The seat that nobody takes."""
