@@ -21,9 +21,9 @@ from outrider.drafters.base import Drafter, Needs, Workshop
 from outrider.drafters.cascade import build
 from outrider.engine.drafter_probe import probe_drafter
 from outrider.engine.memory import MemoryPlan, Room, Wishes, plan_memory, slot_bytes
-from outrider.engine.pipeline import seating, seats_bytes
 from outrider.engine.rehearsal import pass_bytes, pass_cost, take_graphs
 from outrider.engine.scheduler import Scheduler
+from outrider.engine.seating import seating, seats_bytes
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
 from outrider.models.heads import files, wiring

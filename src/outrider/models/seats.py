@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -267,6 +267,17 @@ class Seats:
         self._numbers[:, _LENGTH].index_copy_(0, crew.index, lengths)
         self._numbers[:, _ACCEPTED].index_copy_(0, crew.index, accepted)
         self._numbers[:, _NEWS : _NEWS + said.shape[1]].index_copy_(0, crew.index, news)
+
+    def unmoved(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A run of a cycle behind which all seats are what they are now, so that it can be run again and again."""
+        kept = self._numbers.clone()
+
+        def run_and_return() -> Tensor:
+            told = run()
+            self._numbers.copy_(kept)
+            return told
+
+        return run_and_return
 
     def _sent(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
         """On its way to the device, which nobody waits for."""
