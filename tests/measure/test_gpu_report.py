@@ -219,8 +219,8 @@ def test_the_read_kernel_compiles_for_a_hopper_gpu():
     pytest.importorskip("triton")
     program = (
         "import torch\n"
-        "from tests.kernels.hopper import only_compile\n"
-        "only_compile()\n"
+        "from tests.kernels.hopper import compile_and_tell\n"
+        "compile_and_tell()\n"
         "from outrider.measure.read_kernel import SHAPES, read\n"
         "for block, rounds, warps in SHAPES:\n"
         "    buffer, out = (torch.empty(size, dtype=torch.int32, device='meta') for size in (2**29, 2**14))\n"
