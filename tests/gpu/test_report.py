@@ -19,7 +19,13 @@ from tests.models.tiny import make_module, make_target, make_tokenizer
 
 pytestmark = pytest.mark.gpu
 PROMPTS = [(5, 6, 7), (9, 8, 7, 6, 5), tuple(range(10, 30))]
-SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 600,
+}
 """Heads of 64, and of 128 in the twin, as real models have."""
 
 

@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 
+from outrider.kernels import select
+from outrider.kernels.plain import PlainKernels
 from outrider.measure.tune import SHAPES, SHARED_MEMORY, Tuned, Tuner, candidates, random_model, table, tune_all
-from tests.kernels.conftest import make_triton
 
 CPU = torch.device("cpu")
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -53,9 +54,9 @@ def test_the_table_that_is_printed_can_be_pasted(linear):
 
 
 def test_roles_are_tuned_one_after_the_other_in_a_model_that_runs(linear):
-    """On a CPU every tile runs as the interpreter's own: all are alike, and one is the fastest."""
+    """Plain kernels know no tiles: all are alike, and one is the fastest."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
-    model = random_model(SHAPES["135m"], make_triton(), CPU, **sizes, num_hidden_layers=1, vocab_size=64)
+    model = random_model(SHAPES["135m"], PlainKernels(CPU), CPU, **sizes, num_hidden_layers=1, vocab_size=64)
     tried = [linear.Tile(16, 16, 64, 4, 4), linear.Tile(32, 16, 64, 2, 3)]
     tuner = Tuner("tiny", model, CPU, lambda rows, inputs: tried, context=16)
     found = list(tuner.run((1, 2)))
@@ -89,3 +90,15 @@ def test_the_table_holds_what_is_fast():
     assert {name for name, _ in last} == set(SHAPES), "the time did not suffice"
     assert not [each for each in found if each.differing]
     assert all(each.was <= 1.1 * each.seconds[each.best] for each in last.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["8b", "135m"])
+def test_weights_are_asked_for_beforehand_as_far_as_it_pays(linear, name):
+    """What attention and norms leave of the bandwidth is there for the weights that come next."""
+    device = torch.device("cuda")
+    tuner = Tuner(name, random_model(SHAPES[name], select("triton", device), device), device)
+    for rows in (1, 16):
+        found = tuner.by_prefetch(rows, (0, 16384, 32768, 65536, 131072))
+        print(f"{name}, {rows} rows: " + ", ".join(f"{1e6 * taken:.1f} us by {size}" for size, taken in found.items()))
+        assert found[linear.PREFETCHED] <= 1.05 * min(found.values())

@@ -94,7 +94,7 @@ class Rows:
             cycles = log.cycles()
             if engine.pipeline.num_captured == captured:
                 break
-        if not flies(cycles, together):
+        if not flies(cycles, len(first)):
             return None
         return decoding(engine, first, params, cycles), replies
 

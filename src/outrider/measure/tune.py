@@ -222,9 +222,25 @@ class Tuner:
         kept = KEPT.get(rows, 0)
         if not kept or not known:
             return list(self._tiles(rows, num_inputs))
-        best = (tile for found in reversed(known) for tile in list(found.seconds)[:kept])
         own = {tile.rows for tile in self._tiles(rows, num_inputs)}
-        return [tile for tile in dict.fromkeys(best) if tile.rows in own]
+        fitting = ([tile for tile in found.seconds if tile.rows in own] for found in reversed(known))
+        return list(dict.fromkeys(tile for tiles in fitting for tile in tiles[:kept]))
+
+    def by_prefetch(self, rows: int, sizes: Sequence[int]) -> dict[int, float]:
+        """Seconds of a pass by the table's tiles, by the bytes of weights that programs ask for beforehand."""
+        from outrider.kernels.triton import linear
+
+        linears: list[Any] = list(itertools.chain(*self._model.roles().values()))
+        for each in linears:
+            each.tile = None
+        kept, found = linear.PREFETCHED, {}
+        try:
+            for size in sizes:
+                linear.PREFETCHED = size
+                found[size] = self._seconds(rows)
+        finally:
+            linear.PREFETCHED = kept
+        return found
 
     def _seconds(self, rows: int) -> float:
         with torch.inference_mode():
