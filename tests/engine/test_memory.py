@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from outrider import LLM, SamplingParams
 from outrider.cache.pages import PageSpec
+from outrider.drafters.tap_fed import HeldTaps
 from outrider.engine.memory import GRAPHS, LEAST_ROWS, MARGIN, Room, Wishes, free_memory, plan_memory, slot_bytes
 from outrider.engine.rehearsal import pass_bytes, take_graphs
 from outrider.errors import CapacityError, ConfigError
+from outrider.models.seats import Seats
+from tests import artefacts
 from tests.models.tiny import make_module, make_target, make_tokenizer
 
 LARGE = Wishes(
@@ -82,6 +85,28 @@ def test_a_pass_that_the_card_cannot_hold_is_narrowed():
     assert plan.nodes == 63
 
 
+@pytest.mark.parametrize("drafter", ["none", "small_model", "eagle3", "medusa"])
+def test_seats_of_cycles_in_flight_are_in_the_plan_to_the_byte(folder, monkeypatch, drafter):
+    """What is made for them at start, by the engine and by the drafter, is what was planned."""
+    target = make_target(make_module("llama"), make_tokenizer())
+    artefact = artefacts.settings(drafter, target) if drafter != "none" else {}
+    given = {"self_test": False, "threads": 1, "num_slots": 1024, "drafter": drafter, "depth": 20, **artefact}
+    assert LLM(folder, **given).resolved.memory.seats == 0
+    made = 0
+    for kind in (Seats, HeldTaps):
+        make = kind.__init__
+
+        def counted(self, *args, make=make, **kwargs):
+            nonlocal made
+            make(self, *args, **kwargs)
+            made += sum(value.nbytes for value in vars(self).values() if isinstance(value, torch.Tensor))
+
+        monkeypatch.setattr(kind, "__init__", counted)
+    plan = LLM(folder, **given, in_flight=2, max_requests=5).resolved.memory
+    assert plan.seats == made > 0
+    assert plan.taken == plan.target_stack + plan.drafter_stack + plan.passes + plan.sampler + made
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     free=st.integers(0, 1 << 36),
@@ -95,9 +120,10 @@ def test_a_pass_that_the_card_cannot_hold_is_narrowed():
     slots=st.none() | st.integers(1, 1 << 20),
     vocab=st.integers(1, 300_000),
     ranks=st.booleans(),
+    seats=st.integers(0, 1 << 28),
 )
 def test_a_plan_is_never_more_than_there_is(
-    free, usable, margin, rows, nodes, requests, context, block, slots, vocab, ranks
+    free, usable, margin, rows, nodes, requests, context, block, slots, vocab, ranks, seats
 ):
     wishes = replace(
         LARGE,
@@ -109,6 +135,7 @@ def test_a_plan_is_never_more_than_there_is(
         nodes=nodes,
         vocab_size=vocab,
         ranks=ranks,
+        seats=seats,
     )
     room = Room(free, int(free * usable), margin, graphs=bool(margin))
     try:
@@ -116,6 +143,7 @@ def test_a_plan_is_never_more_than_there_is(
     except CapacityError:
         return
     assert plan.taken + margin <= room.usable
+    assert plan.seats == seats
     assert plan.slots >= context + block
     assert plan.slots % block == 0
     assert 1 <= plan.max_rows <= rows

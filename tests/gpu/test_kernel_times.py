@@ -164,8 +164,10 @@ def test_a_head_that_draws(kernels, rows):
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
-def test_weights_of_8_bits(kernels, rows):
-    """The linears of an 8B's layer by bfloat16 and by 8 bits, each of four layers' weights in turns."""
+def test_weights_of_8_bits(kernels, rows, monkeypatch):
+    """The linears of an 8B's layer by bfloat16 and by 8 bits, each of four layers' weights in turns; 8 bits as the
+    compiler sees them, by small tiles, and hidden from it, by any (`HIDES_EIGHT_BITS`)."""
+    linear = pytest.importorskip("outrider.kernels.triton.linear")
     print(f"\n{torch.cuda.get_device_name()}: linears of a layer, {rows} rows")
     for name, shape in {
         "qkv": (6144, 4096),
@@ -175,7 +177,8 @@ def test_weights_of_8_bits(kernels, rows):
     }.items():
         x = torch.randn(rows, shape[1], device=GPU).bfloat16()
         weights = [torch.randn(*shape, device=GPU).bfloat16() for _ in range(4)]
-        for kind in ("bfloat16", "int8"):
+        for kind, hides in (("bfloat16", False), ("int8", False), ("int8", True)):
+            monkeypatch.setattr(linear, "HIDES_EIGHT_BITS", hides)
             if kind == "int8":
                 linears = [kernels.pack_quantised(kind, *quantise_outputs(weight), None) for weight in weights]
             else:
@@ -185,7 +188,8 @@ def test_weights_of_8_bits(kernels, rows):
                 linears[call](x)
 
             took = microseconds(run, len(linears))
-            tell(f"{name} {shape}, {kind}", took, f"{linears[0].nbytes / took / 1e6:6.2f} TB/s")
+            more = f"{linears[0].nbytes / took / 1e6:6.2f} TB/s"
+            tell(f"{name} {shape}, {kind}{' hidden' if hides else ''}", took, more)
 
 
 def _keyed(rows: int, heat: float):

@@ -10,6 +10,8 @@ import torch
 
 from outrider import LLM
 from outrider.measure.bandwidth import measure_bandwidth
+from outrider.measure.cycle import LOCKSTEP
+from outrider.measure.flight import IN_FLIGHT
 from outrider.measure.gpu_report import Reporter, Scope
 from outrider.measure.synthetic import NOT_VALID
 from tests import artefacts
@@ -17,7 +19,13 @@ from tests.models.tiny import make_module, make_target, make_tokenizer
 
 pytestmark = pytest.mark.gpu
 PROMPTS = [(5, 6, 7), (9, 8, 7, 6, 5), tuple(range(10, 30))]
-SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 600,
+}
 """Heads of 64, and of 128 in the twin, as real models have."""
 
 
@@ -62,5 +70,11 @@ def test_a_whole_report(folder, dtype):
     assert not [row for row in rows if "error" in row]
     assert all(row["differing_texts"] == 0 for row in rows if not row["synthetic"])
     assert any(row["synthetic"] == NOT_VALID for row in rows)
-    assert all(row["rest"] > 0 for row in rows)
+    assert all(row["cycle"] > 0 for row in rows)
+    flown = [row for row in [*found["plain"], *rows, *found["shapes"]] if row.get("way", IN_FLIGHT) == IN_FLIGHT]
+    assert {row["law"] for row in flown} == {"T=0", "T=1"}
+    assert {row["drafter"] for row in flown} == {"none", "eagle3"}
+    assert not [row for row in found["shapes"] if "error" in row]
+    assert all(row["device"] > row["target"] > 0 for row in flown)
+    assert all(row["way"] == LOCKSTEP for row in rows if row["drafter"] == "ngram")
     assert dtype == "bfloat16" or found["twin"]["differing"] == 0

@@ -3,26 +3,28 @@
 Run as a program, without TRITON_INTERPRET: Triton's driver is stood in for, tensors lie on PyTorch's "meta" device, and
 a launch ends where it has compiled. What it prints, a line a kernel: name, warps, registers a thread, bytes of spilled
 registers, bytes of shared memory, programs that one multiprocessor holds, programs of the launch that compiled it, and
-what these fill of an H100 at once.
+what these fill of an H100 at once. With the argument `orders`, a line a linear's kind and way: how many inputs stand
+side by side in front of its tiles' instructions.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
 
 from outrider.kernels.base import KeyIndex
 from outrider.kernels.places import Relative, Standing
 from outrider.kernels.sprouts import Fits, Frontier, Ranked
 from outrider.kernels.tree import PageTable, Trees
-from outrider.kernels.triton import TritonKernels
+from outrider.kernels.triton import TritonKernels, linear
+from outrider.kernels.triton.offline import only_compile
 
 META = torch.device("meta")
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -30,19 +32,6 @@ TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump
 
 PROCESSORS = 132
 """Of an H100."""
-
-
-class Hopper:
-    """A driver that knows what it would run on and cannot run anything."""
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device=0):
-        return 0
 
 
 def held(warps: int, registers: int, shared: int) -> int:
@@ -63,18 +52,15 @@ def tell(name: str, kernel, programs: int) -> None:
     print(name, warps, usage["REG"], usage["STACK"], shared, fit, programs, filled, flush=True)
 
 
-def only_compile() -> None:
-    triton.runtime.driver.set_active(Hopper())
-    run, told = JITFunction.run, set()
+def compile_and_tell() -> None:
+    hashes = set()
 
-    def compile_and_tell(self, *args, grid, warmup, **options):
-        kernel = run(self, *args, grid=grid, warmup=True, **options)
-        if kernel is not None and kernel.hash not in told:
-            told.add(kernel.hash)
-            tell(self.__name__, kernel, math.prod(grid))
-        return kernel
+    def told(function, kernel, grid) -> None:
+        if kernel.hash not in hashes:
+            hashes.add(kernel.hash)
+            tell(function.__name__, kernel, math.prod(grid))
 
-    JITFunction.run = compile_and_tell
+    only_compile(told=told)
 
 
 def floats(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -123,8 +109,30 @@ def multiply_and_norm(kernels: TritonKernels, rows: int) -> None:
         kernels.rotate_and_write(floats(rows, 48 * 128), *tables, ints(rows), ints(rows), *pages, 32, norm, norm, 1e-5)
 
 
+def tell_orders() -> None:
+    """Tiles whose inputs stand in one order have one number; wgmma that reads shared memory has that of 2, and no name
+    for it."""
+    found = set()
+    only_compile(told=lambda _, kernel, grid: found.update(re.findall(r"kWidth = (\d+)", kernel.asm["ttgir"]) or ["2"]))
+    quants, widths = floats(272, 1024, dtype=torch.int8), (1, 17, 33, 65, 130, 600)
+    for hides in (False, True):
+        linear.HIDES_EIGHT_BITS = hides
+        for kind, weight, scales in (
+            ("bfloat16", floats(272, 1024, dtype=torch.bfloat16), None),
+            ("int8", quants, floats(272)),
+            ("q8", quants, floats(272, 32, dtype=torch.float16)),
+        ):
+            found.clear()
+            for tile in dict.fromkeys(
+                linear.choose(r, n, 1024, scales is not None) for r in widths for n in (1, 4096, 9999)
+            ):
+                x, out = floats(600, 1024, dtype=torch.bfloat16), floats(600, 272)
+                linear.TritonLinear(kind, weight, scales).run(x, None, out, tile)
+            print(kind, "hidden" if hides else "seen", *sorted(found), flush=True)
+
+
 def main() -> None:
-    only_compile()
+    compile_and_tell()
     for overlap in (False, True):
         kernels = TritonKernels(META, overlap=overlap)
         for rows in (1, 16, 64, 512):
@@ -159,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tell_orders() if sys.argv[1:] == ["orders"] else main()

@@ -1,36 +1,104 @@
-"""Times of linears by tile on a GPU, printed for whoever writes the table: `pytest -m gpu -s` on this file."""
+"""Tiles of linears: which are tried, the table written of them, and their times on a GPU (`pytest -m gpu -s`)."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 import torch
 
-CUDA = torch.device("cuda")
-SHAPES = {
-    "qkv": (6144, 4096),
-    "o": (4096, 4096),
-    "gate_up": (28672, 4096),
-    "down": (4096, 14336),
-    "head": (128256, 4096),
-}
+from outrider.kernels import select
+from outrider.kernels.plain import PlainKernels
+from outrider.measure.tune import SHAPES, SHARED_MEMORY, Tuned, Tuner, candidates, random_model, table, tune_all
+
+CPU = torch.device("cpu")
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@pytest.fixture
+def linear():
+    pytest.importorskip("triton")
+    from outrider.kernels.triton import linear
+
+    return linear
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("inputs", [64, 576, 4096])
+def test_candidates_are_many_and_fit_the_hardware(linear, rows, inputs):
+    found = candidates(rows, inputs)
+    assert len(found) == len(set(found))
+    assert len(found) >= (12 if inputs > 64 else 1)
+    for tile in found:
+        assert tile.rows >= 8
+        assert tile.rows < 2 * max(rows, 8) + 1
+        assert tile.inputs <= inputs
+        assert tile.stages * (tile.outputs + tile.rows) * tile.inputs * 2 <= SHARED_MEMORY
+
+
+def test_the_table_that_is_printed_can_be_pasted(linear):
+    """Neighbours that are as fast by one tile share it, and each shape finds a tile that was fast for it."""
+    a, b, c = linear.Tile(16, 16, 256, 4, 4), linear.Tile(32, 16, 128, 2, 6), linear.Tile(64, 16, 128, 4, 5)
+    found = [
+        Tuned("8b", "o", 1, (4096, 4096), seconds={b: 1.0, a: 1.001, c: 2.0}),
+        Tuned("8b", "down", 1, (4096, 14336), seconds={a: 1.0, b: 1.5}),
+        Tuned("8b", "qkv", 1, (6144, 4096), seconds={c: 1.0, a: 1.5}),
+        Tuned("8b", "o", 8, (4096, 4096), seconds={c: 1.0}),
+    ]
+    text = table(found)
+    tiles = eval(f"({text})", {"Tile": linear.Tile, "ANY": linear.ANY})
+    assert tiles == (
+        (1, ((4096, 14336, a), (6144, 4096, c), (linear.ANY, linear.ANY, c))),
+        (8, ((4096, 4096, c), (linear.ANY, linear.ANY, c))),
+    )
+
+
+def test_roles_are_tuned_one_after_the_other_in_a_model_that_runs(linear):
+    """Plain kernels know no tiles: all are alike, and one is the fastest."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = random_model(SHAPES["135m"], PlainKernels(CPU), CPU, **sizes, num_hidden_layers=1, vocab_size=64)
+    tried = [linear.Tile(16, 16, 64, 4, 4), linear.Tile(32, 16, 64, 2, 3)]
+    tuner = Tuner("tiny", model, CPU, lambda rows, inputs: tried, context=16)
+    found = list(tuner.run((1, 2)))
+    assert [(each.role, each.rows) for each in found] == [(role, rows) for rows in (1, 2) for role in model.roles()]
+    assert [each.shape for each in found[:5]] == [(64, 32), (32, 32), (96, 32), (32, 48), (64, 32)]
+    assert all(set(each.seconds) == {*tried, linear.choose(each.rows, *each.shape)} for each in found[:5])
+    assert all(each.differing == [] and each.was > 0 for each in found)
+    assert model.roles()["o"][0].tile == found[6].best
+    assert list(tuner.run((1,), deadline=time.perf_counter() - 1)) == []
+    assert len(tuner.forms((1,))) == 10
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [1, 16, 64])
-def test_the_table_holds_what_is_fast(rows):
-    """All linears of an 8B shape: the table's choice within a tenth of the best that was tried."""
-    from outrider.kernels.triton.linear import choose
-    from outrider.kernels.triton.tune import candidates, tune
+def test_the_table_holds_what_is_fast():
+    """All linears of three shapes as their layers run: the table's choice within a tenth of the best that was tried."""
+    began, found, last = time.perf_counter(), [], {}
+    for each in tune_all(torch.device("cuda"), tuple(SHAPES), ROWS, seconds=80):
+        found.append(each)
+        last[each.model, each.rows] = each
+        times = ", ".join(f"{1e6 * taken:.1f} {tile}" for tile, taken in list(each.seconds.items())[:3])
+        differing = f"; {len(each.differing)} differ in bits: {each.differing[0]}" if each.differing else ""
+        print(
+            f"{time.perf_counter() - began:5.0f} s  {each.model}, {each.rows} rows, {each.role} {each.shape}: {times}"
+            f"{differing}",
+            flush=True,
+        )
+    print("\n" + table(found))
+    for (name, rows), each in last.items():
+        best = each.seconds[each.best]
+        print(f"{name}, {rows} rows: {1e6 * each.was:.1f} us by the table, {1e6 * best:.1f} by the best tiles")
+    assert {name for name, _ in last} == set(SHAPES), "the time did not suffice"
+    assert not [each for each in found if each.differing]
+    assert all(each.was <= 1.1 * each.seconds[each.best] for each in last.values())
 
-    chosen_time = best_time = 0.0
-    for name, shape in SHAPES.items():
-        chosen = choose(rows, shape[0])
-        times = tune(rows, *shape, CUDA, [chosen, *(tile for tile in candidates(rows) if tile != chosen)])
-        own = next(seconds for seconds, tile in times if tile == chosen)
-        layers = 1 if name == "head" else 32
-        chosen_time, best_time = chosen_time + layers * own, best_time + layers * times[0][0]
-        print(f"\n{rows} rows, {name} {shape}: {own * 1e6:.1f} us, {2 * shape[0] * shape[1] / own / 1e12:.2f} TB/s")
-        for seconds, tile in times[:4]:
-            print(f"  {seconds * 1e6:8.1f} us  {tile}")
-    print(f"\n{rows} rows, all linears: {chosen_time * 1e3:.2f} ms, best tiles {best_time * 1e3:.2f} ms")
-    assert chosen_time <= 1.1 * best_time
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["8b", "135m"])
+def test_weights_are_asked_for_beforehand_as_far_as_it_pays(linear, name):
+    """What attention and norms leave of the bandwidth is there for the weights that come next."""
+    device = torch.device("cuda")
+    tuner = Tuner(name, random_model(SHAPES[name], select("triton", device), device), device)
+    for rows in (1, 16):
+        found = tuner.by_prefetch(rows, (0, 16384, 32768, 65536, 131072))
+        print(f"{name}, {rows} rows: " + ", ".join(f"{1e6 * taken:.1f} us by {size}" for size, taken in found.items()))
+        assert found[linear.PREFETCHED] <= 1.05 * min(found.values())

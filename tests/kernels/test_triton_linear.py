@@ -63,9 +63,9 @@ def test_every_call_has_a_tile_whose_sizes_the_hardware_takes():
 
     for rows in (1, 16, 17, 64, 100, 500, 4096, 1 << 20):
         for outputs in (1, 576, 4096, 6144, 28672, 128256):
-            tile = linear.choose(rows, outputs)
+            tile = linear.choose(rows, outputs, 4096)
             assert tile.rows <= max(16, 2 * rows)
-            assert all(size & (size - 1) == 0 and size >= 16 for size in (tile.outputs, tile.rows, tile.inputs))
+            assert all(size & (size - 1) == 0 and size >= 8 for size in (tile.outputs, tile.rows, tile.inputs))
             # Inputs of all stages in flight, and an H100 has 227 KiB a program.
             assert (tile.stages - 1) * (tile.outputs + tile.rows) * tile.inputs * 2 <= 227 * 1024
 
@@ -146,16 +146,23 @@ def test_on_a_gpu_nothing_is_narrowed():
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [
-        *product(["float32", "bfloat16", "q8", "int8"], [(576, 576), (6144, 4096), (4096, 14336)]),
+        *product(
+            ["float32", "bfloat16", "q8", "int8", "q8 hidden", "int8 hidden"],
+            [(576, 576), (6144, 4096), (4096, 14336)],
+        ),
         # 160 inputs are one step of some tiles and several of others. (20, 33) is a step of all of them.
         *product(
-            ["float32", "bfloat16", "int8"], [(50, 1000), (72, 160), (20, 33)]
+            ["float32", "bfloat16", "int8", "int8 hidden"], [(50, 1000), (72, 160), (20, 33)]
         ),  # the eight bits of q8 come in groups of 32
     ],
     ids=str,
 )
-def test_on_a_gpu_linears_are_right_and_mind_no_neighbour(normal, shape, kind):
+def test_on_a_gpu_linears_are_right_and_mind_no_neighbour(normal, monkeypatch, shape, kind):
+    from outrider.kernels.triton import linear as module
+
     kernels = select("triton", CUDA)
+    monkeypatch.setattr(module, "HIDES_EIGHT_BITS", kind.endswith(" hidden"))
+    kind = kind.removesuffix(" hidden")
     x, bias, residual = (normal(*size).to(CUDA) for size in ((600, shape[1]), shape[:1], (600, shape[0])))
     linear, weight = packed(kernels, kind, normal(*shape).to(CUDA), bias)
     exact = x.to(linear.input_dtype).double() @ weight.double().T + bias + residual

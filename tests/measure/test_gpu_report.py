@@ -18,9 +18,10 @@ from outrider.errors import CapacityError, ConfigError
 from outrider.measure import passes, peers, vllm_peer
 from outrider.measure.bandwidth import measure_bandwidth
 from outrider.measure.cycle import Cycle, Decoding, TimedEngine, answer
-from outrider.measure.gpu_report import LAWS, Reporter, Scope
+from outrider.measure.gpu_report import Reporter, Scope
 from outrider.measure.passes import measure_passes, streamed_bytes
 from outrider.measure.report_page import markdown, plot
+from outrider.measure.report_rows import LAWS
 from outrider.measure.synthetic import NOT_VALID, measure_synthetic
 from outrider.measure.twin import compare
 from tests import artefacts
@@ -113,9 +114,10 @@ def test_others_run_on_the_twins_own_weights(report):
 def test_the_page_shows_it_all_and_marks_what_is_not_valid(report, tmp_path):
     page = markdown(report)
     assert "Widened twin of" in page
-    assert page.count(f"eagle3, {NOT_VALID}") == 2
     assert "medusa: no medusa drafter" in page
-    lines = [line for line in page.splitlines() if line.startswith("| eagle3,")]
+    table = page[page.index("## Speculative decoding") :].split("\n## ")[0]
+    assert table.count(f"eagle3, {NOT_VALID}") == 2
+    lines = [line for line in table.splitlines() if line.startswith("| eagle3,")]
     assert all(NOT_VALID in line for line in lines)
     assert plot(report, tmp_path / "report.png") == (tmp_path / "report.png").is_file()
 
@@ -129,12 +131,15 @@ def test_the_command_writes_the_report(folder, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "w5 w6 w7"}\n')
     words = f"report {folder} --out {tmp_path / 'out'} --prompts {prompts} --drafter ngram --max-tokens 8 --tau 0"
-    words += " --context 16 --num-slots 512 --no-self-test --no-peers --no-starts --json"
+    words += " --context 16 --num-slots 512 --no-self-test --no-peers --no-starts --json --law T=0"
+    words += " --only speculative"
     assert main(words.split()) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["starts"], found["random"]) == ([], [])
     assert found == json.loads((tmp_path / "out" / "report.json").read_text())
     assert (tmp_path / "out" / "report.md").read_text().startswith("# ")
+    assert [entry["part"] for entry in found["elapsed"]][-2:] == ["loading, drafter ngram", "ngram, T=0, 1 at once"]
+    assert main([*words.split(), "--only", "nothing"]) == 2
     assert main([*words.split(), "--no-adaptive"]) == 2
     assert main([*words.split(), "--vllm", "{"]) == 2
 
@@ -214,8 +219,8 @@ def test_the_read_kernel_compiles_for_a_hopper_gpu():
     pytest.importorskip("triton")
     program = (
         "import torch\n"
-        "from tests.kernels.hopper import only_compile\n"
-        "only_compile()\n"
+        "from tests.kernels.hopper import compile_and_tell\n"
+        "compile_and_tell()\n"
         "from outrider.measure.read_kernel import SHAPES, read\n"
         "for block, rounds, warps in SHAPES:\n"
         "    buffer, out = (torch.empty(size, dtype=torch.int32, device='meta') for size in (2**29, 2**14))\n"

@@ -83,7 +83,19 @@ def test_a_start_that_dies_is_told_of(monkeypatch):
     assert "ModelError" in str(cold.error)
     assert warm.seconds is None
     plan = dict.fromkeys(
-        ("target", "drafter", "target_stack", "drafter_stack", "graphs", "passes", "sampler", "margin", "free"), 2**20
+        (
+            "target",
+            "drafter",
+            "target_stack",
+            "drafter_stack",
+            "graphs",
+            "passes",
+            "sampler",
+            "seats",
+            "margin",
+            "free",
+        ),
+        2**20,
     )
     started = {"kind": WARM, "seconds": 12.345, "parts": {"weights": 10.0, "first token": 0.5}, "error": None}
     died = {"kind": COLD, "seconds": None, "parts": {}, "error": cold.error}

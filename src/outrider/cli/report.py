@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +19,8 @@ from outrider.measure.prompts import load_prompts
 from outrider.measure.survey import by_task
 from outrider.registry import unknown
 
-DRAFTERS = "ngram,small_model,eagle3"
-"""One that needs nothing, a model of its own, and a head."""
+DRAFTERS = "eagle3,small_model,ngram"
+"""A head, a model of its own, and one that needs nothing."""
 
 
 @takes(EngineConfig)
@@ -57,27 +57,32 @@ def report(
         list[str] | None,
         typer.Option(metavar="NAME", help='May be repeated: "window", "long", "experts", or "all"; none if left out.'),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help='Beside plain decoding; may be repeated: "passes" of all widths, "speculative" decoding, "shapes" of '
+            'cycles in flight, "synthetic" acceptance, "twin", "random", "starts", "peers"; all if left out.',
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure on one device, in one run: the read limit, passes by rows and requests, drafts, and all else in a cycle.
 
-    `--drafter` takes several, joined by commas. With `--widen 8b` the model is a widened twin: a real model's behaviour
-    at an 8B's price.
+    What the bars ask for comes first, and report.json is written after every row. `--drafter` takes several, joined by
+    commas. With `--widen 8b` the model is a widened twin: a real model's behaviour at an 8B's price.
     """
-    from outrider.measure.gpu_report import LAWS, PLAIN, Reporter, Scope
+    from outrider.measure.gpu_report import PARTS, Reporter, Scope
     from outrider.measure.random_rows import MODELS, chosen
     from outrider.measure.report_page import markdown, plot
+    from outrider.measure.report_rows import LAWS, PLAIN
     from outrider.measure.start import Start, measure_starts
 
     names = [name.strip() for name in settings.engine.get("drafter", DRAFTERS).split(",")]
     asked = [prompt for task in by_task(load_prompts(prompts), limit).values() for prompt in task]
-    fixed = [name for name in ("adaptive", "prefix_cache") if name in settings.engine]
-    if fixed:
-        raise ConfigError(f"{fixed[0]} cannot be set for a report, which sets it itself: leave it out")
-    for name in names:
-        EngineConfig.of(model=model, **_settings(settings.engine, {"drafter": name}))
+    _check(model, settings.engine, names)
     kinds = unknown("kind of model", random_weights or (), [*MODELS, "all"])
-    problem = unknown("law", law or (), list(LAWS)) or kinds
+    problem = unknown("law", law or (), list(LAWS)) or kinds or unknown("part", only or (), list(PARTS))
     if problem:
         raise ConfigError(problem)
     options = _keywords(vllm)
@@ -93,11 +98,14 @@ def report(
         own = _settings(settings.engine, {"drafter": PLAIN})
         return measure_starts(model, own, asked[0].content, status.update) if starts else []
 
-    def save(found: Mapping[str, Any]) -> None:
-        (folder / "report.json").write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
-        (folder / "report.md").write_text(markdown(found))
+    told = notes()
 
-    with notes().status("measuring") as status:
+    def save(found: Mapping[str, Any]) -> None:
+        _write(folder, found)
+        last = found["elapsed"][-1]
+        told.print(f"{last['seconds']:7.1f} s  {last['part']}", highlight=False, markup=False)
+
+    with told.status("measuring") as status:
         scope = Scope(
             drafters=names,
             prompts=[prompt.content for prompt in asked],
@@ -111,6 +119,7 @@ def report(
             peers=peers,
             vllm=options,
             random=chosen(random_weights or ()),
+            only=only or PARTS,
         )
         found = Reporter(open_llm, scope, start, status.update, save).run()
     plot(found, folder / "report.png")
@@ -118,6 +127,24 @@ def report(
         print_json(found)
     else:
         write(markdown(found))
+
+
+def _check(model: str, engine: Mapping[str, Any], names: Sequence[str]) -> None:
+    fixed = [name for name in ("adaptive", "prefix_cache") if name in engine]
+    if fixed:
+        raise ConfigError(f"{fixed[0]} cannot be set for a report, which sets it itself: leave it out")
+    for name in names:
+        EngineConfig.of(model=model, **_settings(engine, {"drafter": name}))
+
+
+def _write(folder: Path, found: Mapping[str, Any]) -> None:
+    """A run that is stopped while this writes leaves the report before it whole."""
+    from outrider.measure.report_page import markdown
+
+    for name, text in (("json", json.dumps(found, indent=1, allow_nan=False) + "\n"), ("md", markdown(found))):
+        written = folder / f"report.{name}.part"
+        written.write_text(text)
+        written.replace(folder / f"report.{name}")
 
 
 def _keywords(vllm: str) -> dict[str, Any]:

@@ -164,6 +164,10 @@ class Drafter:
     def seat(self, num_seats: int, levels: int) -> None:
         """Make room for what it keeps of each seat; called once, before any request. levels: most of a guess."""
 
+    def seat_bytes(self, levels: int) -> int:
+        """What `seat` takes of the device for each seat, for the memory plan."""
+        return 0
+
     def board(self, asks: Sequence[Ask], seats: Sequence[int]) -> None:
         """Requests sit down: read all that they say but the last token. Their budgets are empty."""
 

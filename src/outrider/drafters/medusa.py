@@ -80,6 +80,9 @@ class Medusa(Drafter):
     def seat(self, num_seats: int, levels: int) -> None:
         self._held = HeldTaps(self.heads.taps, num_seats, levels + 1, self._workshop.target)
 
+    def seat_bytes(self, levels: int) -> int:
+        return HeldTaps.bytes_of(self.heads.taps, levels + 1, self._workshop.target)
+
     def board(self, asks: Sequence[Ask], seats: Sequence[int]) -> None:
         self._held.put(seats, torch.stack([self._taps[ask.request.id] for ask in asks]))
 

@@ -183,6 +183,11 @@ class HeldTaps:
         width = len(layers) * target.hidden_size
         self._taps = torch.zeros(num_seats + 1, most, width, device=target.device)
 
+    @staticmethod
+    def bytes_of(layers: Sequence[int], most: int, target: Target) -> int:
+        """What one seat will take."""
+        return 4 * most * len(layers) * target.hidden_size
+
     def put(self, seats: Sequence[int], taps: Tensor) -> None:
         """taps: (A, W), of the one token that each seat has yet to read."""
         self._taps[torch.tensor(seats, device=taps.device), 0] = taps
@@ -241,6 +246,9 @@ class TapFed(Drafter):
 
     def seat(self, num_seats: int, levels: int) -> None:
         self._held = HeldTaps(self.head.taps, num_seats, levels + 1, self._workshop.target)
+
+    def seat_bytes(self, levels: int) -> int:
+        return HeldTaps.bytes_of(self.head.taps, levels + 1, self._workshop.target)
 
     def board(self, asks: Sequence[Ask], seats: Sequence[int]) -> None:
         passes, last = self._feed.board(asks)

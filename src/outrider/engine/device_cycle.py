@@ -15,8 +15,9 @@ from outrider.cache.pages import Pages
 from outrider.drafters.base import Drafter
 from outrider.kernels.graph_pool import GraphPool
 from outrider.kernels.tree import PageTable
+from outrider.models.batch import TargetOutput
 from outrider.models.graph import OWN_BYTES, as_they_are
-from outrider.models.seats import Outline, Seats, tree_rows
+from outrider.models.seats import Crew, Outline, Seats, TreeRows, tree_rows
 from outrider.models.target import Target
 
 CREWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -43,6 +44,11 @@ class DeviceCycle:
         """What a user should know of the graphs."""
         return self._graphs.note if self._graphs else None
 
+    @property
+    def num_captured(self) -> int:
+        """Graphs that were taken until now."""
+        return self._graphs.num_captured if self._graphs else 0
+
     def fits(self, num_requests: int, outline: Outline) -> bool:
         """Whether the target takes them without waiting: one that runs at a fixed width takes one pass of it."""
         width = self._target.fixed_width
@@ -57,18 +63,39 @@ class DeviceCycle:
             guesses; the tree's nodes; its levels. Where the root had no law the first token is -1, and nothing moved.
             It holds until the next run.
         """
+        index, columns = self._shape(seats, blocks)
         if self._graphs is None:
-            return self._run(self._seats.index(seats), outline, max(1, blocks), drafter)
-        size = _filled(len(seats))
+            return self._run(index, outline, columns, drafter)
+        size = index.shape[0]
+        nobody = self._seats.index([self._seats.empty] * size)
+        key = (size, outline, columns, None if drafter is None else drafter.name)
+        return self._graphs(key, index, nobody, lambda crew: self._run(crew, outline, columns, drafter))
+
+    @torch.inference_mode()
+    def apart(
+        self, seats: list[int], outline: Outline, blocks: int, drafter: Drafter | None
+    ) -> dict[str, Callable[[], object]]:
+        """The target's part of such a cycle and the drafter's, to be run alone by whoever measures them; they move
+        nobody on.
+        """
+        index, columns = self._shape(seats, blocks)
+        crew, tree = self._seats.crew(index, columns), None
+        parts: dict[str, Callable[[], object]] = {}
+        if drafter is not None and outline.depth:
+            parts["draft"] = partial(drafter.draft, crew, outline)
+            tree = drafter.draft(crew, outline)
+        batch, taps = tree_rows(crew, tree, outline).batch, drafter.needs.taps if drafter else ()
+        return {**parts, "target": partial(self._target.forward, batch, self._pages, taps=taps)}
+
+    def _shape(self, seats: list[int], blocks: int) -> tuple[Tensor, int]:
+        """The seats of a crew, filled up where there are graphs, and how many columns of their tables it reads."""
+        if self._graphs is None:
+            return self._seats.index(seats), max(1, blocks)
         columns = LEAST_BLOCKS
         while columns < blocks:
             columns *= 2
-        columns = min(columns, self._seats.most_blocks)
-        empty = self._seats.empty
-        index = self._seats.index([*seats, *[empty] * (size - len(seats))])
-        nobody = self._seats.index([empty] * size)
-        key = (size, outline, columns, None if drafter is None else drafter.name)
-        return self._graphs(key, index, nobody, lambda crew: self._run(crew, outline, columns, drafter))
+        filling = [self._seats.empty] * (_filled(len(seats)) - len(seats))
+        return self._seats.index([*seats, *filling]), min(columns, self._seats.most_blocks)
 
     def _run(self, index: Tensor, outline: Outline, blocks: int, drafter: Drafter | None) -> Tensor:
         seats, target, kernels = self._seats, self._target, self._target.kernels
@@ -76,8 +103,7 @@ class DeviceCycle:
         tree = drafter.draft(crew, outline) if drafter is not None and outline.depth else None
         rows = tree_rows(crew, tree, outline)
         output = target.forward(rows.batch, self._pages, taps=drafter.needs.taps if drafter else ())
-        draws = kernels.draw(output.logits, *crew.keys(outline.nodes + 1, rows.depths))
-        walks = kernels.walk(draws, rows.trees)
+        walks = kernels.walk(self._draws(crew, rows, output, outline), rows.trees)
         if not outline.is_chain:  # a chain's path lies in line
             kernels.compact(self._table, rows.slots, rows.trees, walks)
         if drafter is not None and outline.depth:
@@ -87,6 +113,10 @@ class DeviceCycle:
         levels = torch.where(guessed, rows.depths[:, 1:], 0).amax(1) if outline.nodes else torch.zeros_like(index)
         told = [walks.counts.to(torch.int64), guessed.sum(1), levels]
         return torch.cat([walks.said, torch.stack(told, dim=1)], dim=1)
+
+    def _draws(self, crew: Crew, rows: TreeRows, output: TargetOutput, outline: Outline) -> Tensor:
+        """(R * (N + 1),) int64: what the target says behind each row."""
+        return self._target.kernels.draw(output.logits, *crew.keys(outline.nodes + 1, rows.depths))
 
 
 def _filled(num_requests: int) -> int:
@@ -114,6 +144,7 @@ class CycleGraphs:
     def __init__(self, pool: GraphPool) -> None:
         self.pool = pool
         self.note: str | None = None
+        self.num_captured = 0
         self._gave_up = False
         self._captured: dict[Any, _Captured] = {}
         self._refused: set[Any] = set()
@@ -123,6 +154,7 @@ class CycleGraphs:
         if self._gave_up or not self.pool.limit:
             return run(index)
         found = self._captured.pop(key, None)
+        fresh = found is None
         if found is None and key not in self._refused:
             try:
                 with as_they_are():
@@ -137,6 +169,7 @@ class CycleGraphs:
         if found is None:
             self._refused.add(key)
             return run(index)
+        self.num_captured += fresh
         self._captured[key] = found  # behind those that were used before it
         found.index.copy_(index)
         found.graph.replay()

@@ -86,6 +86,7 @@ class Wishes:
     Attributes:
         target, drafter: bytes of weights, loaded already. target_slot, drafter_slot: bytes of a slot of their stacks.
         num_slots: what the user asked for, or None. max_context: positions that one request may use.
+        seats: bytes of what the device keeps of each request whose cycles are in flight.
         nodes: most guesses and probes of one request's pass. ranks: whether they come from laws of the drafter's own.
     """
 
@@ -101,6 +102,7 @@ class Wishes:
     nodes: int
     ranks: bool
     vocab_size: int
+    seats: int = 0
 
     def logit_rows(self, rows: int) -> int:
         """Most rows with logits in a pass of so many rows: trees, or prompts whose log-probabilities are told."""
@@ -114,7 +116,8 @@ class MemoryPlan:
     Attributes:
         target, drafter: weights, loaded already. slots: number of key-value slots. target_stack, drafter_stack: their
             pages. graphs: budget of all CUDA graphs. passes: buffers and logits of the widest pass.
-        sampler: laws of (nodes x vocabulary), penalties, and the drafter's own. margin: left out of the plan.
+        sampler: laws of (nodes x vocabulary), penalties, and the drafter's own. seats: what the device keeps of each
+            request whose cycles are in flight. margin: left out of the plan.
         free: free memory when the plan was made, weights being loaded.
         max_rows, nodes: as they fit. note: what was lowered, and why; None where nothing was.
     """
@@ -131,12 +134,13 @@ class MemoryPlan:
     free: int
     max_rows: int
     nodes: int
+    seats: int = 0
     note: str | None = None
 
     @property
     def taken(self) -> int:
         """Bytes that the engine takes of `free`, at most; the margin is not among them."""
-        return self.target_stack + self.drafter_stack + self.graphs + self.passes + self.sampler
+        return self.target_stack + self.drafter_stack + self.graphs + self.passes + self.sampler + self.seats
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "taken": self.taken}
@@ -151,6 +155,7 @@ class MemoryPlan:
             "graphs, at most": _mib(self.graphs),
             f"a pass of {self.max_rows:,} rows": _mib(self.passes),
             "sampler": _mib(self.sampler),
+            "cycles in flight": _mib(self.seats),
             "left out of the plan": _mib(self.margin),
             "free beside the weights": _mib(self.free),
         }
@@ -159,7 +164,7 @@ class MemoryPlan:
         return (
             f"weights {_mib(self.target + self.drafter)}, {self.slots:,} slots "
             f"{_mib(self.target_stack + self.drafter_stack)}, graphs {_mib(self.graphs)}, workspace "
-            f"{_mib(self.passes + self.sampler)}, of {_mib(self.free)} free beside the weights"
+            f"{_mib(self.passes + self.sampler + self.seats)}, of {_mib(self.free)} free beside the weights"
         )
 
 
@@ -185,7 +190,7 @@ def plan_memory(wishes: Wishes, room: Room, pass_bytes: Callable[[int, int], int
         )
     least, left = one if asked is None else asked, 0
     for rows, graphs, passes, sampler in _workspaces(wishes, room, pass_bytes):
-        left = room.usable - room.margin - graphs - passes - sampler
+        left = room.usable - room.margin - graphs - passes - sampler - wishes.seats
         if left >= least * size * slot:
             blocks = min(left // (size * slot), one * FULL_CONTEXTS) if asked is None else asked
             slots, nodes = blocks * size, min(wishes.nodes, rows - 1)
@@ -202,6 +207,7 @@ def plan_memory(wishes: Wishes, room: Room, pass_bytes: Callable[[int, int], int
                 free=room.free,
                 max_rows=rows,
                 nodes=nodes,
+                seats=wishes.seats,
                 note=_lowered(wishes, rows, nodes, room.graphs and not graphs),
             )
     raise CapacityError(_refusal(wishes, least * size * slot, left, room))

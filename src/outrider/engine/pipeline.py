@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from outrider.control.depth import DEEPEST
 from outrider.drafters.base import Ask
 from outrider.engine import account
 from outrider.engine.device_cycle import DeviceCycle
@@ -23,6 +24,8 @@ from outrider.engine.ends import Emission, deliver
 from outrider.engine.flight import Aloft, Told
 from outrider.engine.guard import guarded
 from outrider.engine.scheduler import key_of
+from outrider.engine.seating import seating
+from outrider.errors import CapacityError
 from outrider.models.seats import MUTE, Outline, Seats
 from outrider.record import Record
 from outrider.request import Request
@@ -60,20 +63,18 @@ class Pipeline:
         self._air: deque[Aloft] = deque()
         self._taken: dict[Request, _Seat] = {}
         self._grounded: set[int] = set()
+        self.landed: Aloft | None = None  # the cycle that was read last
         self._read = 0.0
         self._depth = 0
-        scheduler, control, needs = engine.scheduler, engine.control, engine.drafter.needs if engine.drafter else None
-        levels = max(control.depth, DEEPEST)
+        scheduler, control, target = engine.scheduler, engine.control, engine.target
         size = scheduler.ledger.block_size
-        slots = scheduler.max_context + levels + 1 + max(control.nodes, levels)
-        slots += needs.num_scratch(levels, max(control.width, needs.width)) if needs else 0
-        target = engine.target
-        blocks = -(-slots // size) + 1
-        self._seats = Seats(
+        widest = control.depth, control.width, control.nodes
+        levels, blocks = seating(engine.drafter, *widest, scheduler.max_context, size)
+        self.seats = Seats(
             scheduler.max_requests, levels, blocks, size, target.kernels, target.vocab_size, target.device
         )
         self._free = list(range(scheduler.max_requests))[::-1]
-        self._cycle = DeviceCycle(engine.target, engine.pages, self._seats)
+        self._cycle = DeviceCycle(engine.target, engine.pages, self.seats)
         if engine.drafter:
             engine.drafter.seat(scheduler.max_requests, levels)
 
@@ -81,6 +82,31 @@ class Pipeline:
     def note(self) -> str | None:
         """What a user should know of it."""
         return self._cycle.note
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs of cycles that were taken until now."""
+        return self._cycle.num_captured
+
+    def apart(self, requests: Sequence[Request], outline: Outline) -> dict[str, Callable[[], object]]:
+        """Of a cycle of requests in flight: its parts "draft" and "target", and all of it, "device", to be run alone by
+        whoever measures them, any number of times. The requests are to be aborted then: others stand on their seats.
+        """
+        if not self._hold(requests, outline):
+            raise CapacityError("memory holds no further cycle of these requests: raise num_slots")
+        self._tell_tables(requests)
+        seats = [self._taken[request] for request in requests]
+        given = [seat.number for seat in seats], outline, max(seat.blocks for seat in seats), self._engine.drafter
+        return {**self._cycle.apart(*given), "device": self.seats.unmoved(partial(self._cycle.run, *given))}
+
+    @contextmanager
+    def flying_by(self, cycle: DeviceCycle) -> Iterator[None]:
+        """For measurements: within this block another kind of cycle runs on the same seats."""
+        kept, self._cycle = self._cycle, cycle
+        try:
+            yield
+        finally:
+            self._cycle = kept
 
     def carries(self, request: Request) -> bool:
         """Whether a cycle in the air may write to the request's slots."""
@@ -105,6 +131,7 @@ class Pipeline:
     def collect(self) -> tuple[list[Emission], Record]:
         """Read the oldest cycle, commit what was accepted, and deliver it token by token."""
         engine, flight = self._engine, self._air.popleft()
+        self.landed = flight
         told = flight.told.read()
         emissions = [self._settle(flight, request, row) for request, row in zip(flight.requests, told, strict=False)]
         now = time.perf_counter()
@@ -130,9 +157,7 @@ class Pipeline:
         outline = self._outline(requests, budgets)
         if outline is None or not self._cycle.fits(len(requests), outline) or not self._hold(requests, outline):
             return False
-        if not self._board(requests, budgets, outline):
-            return False
-        if outline.depth and not engine.drafter:  # it failed just now
+        if not self._board(requests, budgets, outline) or (outline.depth and not engine.drafter):  # it failed just now
             return False
         started, told = time.perf_counter(), None
         with guarded(engine):
@@ -176,7 +201,7 @@ class Pipeline:
         if drafter and drafter.needs.levels is not None:
             deepest = min(deepest, drafter.needs.levels)
         deepest = min(deepest, rows)
-        if rows < 0 or deepest > self._seats.levels or (drafter and drafter.needs.taps and not deepest):
+        if rows < 0 or deepest > self.seats.levels or (drafter and drafter.needs.taps and not deepest):
             return None
         if not deepest:
             return Outline()
@@ -194,7 +219,7 @@ class Pipeline:
             ahead = sum(flight.outline.depth + 1 for flight in self._air if request in flight.requests)
             known = min(request.num_tokens + ahead, len(request.prompt) + request.limit - 1)
             slots = known + outline.nodes + scratch
-            room = self._seats.most_blocks * engine.ledger.block_size
+            room = self.seats.most_blocks * engine.ledger.block_size
             if slots > room or not engine.ledger.reserve(key_of(request), slots):
                 return False
         return True
@@ -223,14 +248,19 @@ class Pipeline:
                 drafter.board(asks, [self._taken[request].number for request in readers])
         changed = [request for request in requests if self._taken[request].levels != levels[request]]
         if changed:
-            self._seats.allow([self._taken[r].number for r in changed], [levels[r] for r in changed])
+            self.seats.allow([self._taken[r].number for r in changed], [levels[r] for r in changed])
         for request in requests:
-            seat, table = self._taken[request], engine.ledger[key_of(request)].table
-            seat.levels = levels[request]
-            if len(table) > seat.blocks:
-                self._seats.extend(seat.number, seat.blocks, table[seat.blocks :])
-                seat.blocks = len(table)
+            self._taken[request].levels = levels[request]
+        self._tell_tables(requests)
         return True
+
+    def _tell_tables(self, requests: Sequence[Request]) -> None:
+        """The device learns what its tables have become longer by."""
+        for request in requests:
+            seat, table = self._taken[request], self._engine.ledger[key_of(request)].table
+            if len(table) > seat.blocks:
+                self.seats.extend(seat.number, seat.blocks, table[seat.blocks :])
+                seat.blocks = len(table)
 
     def _sit_down(self, request: Request) -> None:
         """What is known of a request goes to the device; nothing of it is in the air."""
@@ -238,7 +268,7 @@ class Pipeline:
         number = self._free.pop() if seat is None else seat.number
         self._taken[request] = _Seat(number)
         context = self._engine._contexts[request.id]
-        self._seats.take(
+        self.seats.take(
             number,
             length=request.num_tokens,
             end=len(request.prompt) + request.limit,

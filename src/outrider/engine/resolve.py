@@ -23,6 +23,7 @@ from outrider.engine.memory import MemoryPlan, Room, Wishes, plan_memory, slot_b
 from outrider.engine.pricing import control_of, price
 from outrider.engine.rehearsal import pass_bytes, take_graphs
 from outrider.engine.scheduler import Scheduler
+from outrider.engine.seating import seating, seats_bytes
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
 from outrider.models.heads import files, wiring
@@ -134,9 +135,8 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
     nodes = config.nodes or depth * width
     max_context = _context(config, target, reasons)
     needs = drafter.needs if drafter else Needs()
-    memory = _plan(config, target, drafter, nodes + needs.extra_rows, max_context)
-    nodes = min(nodes, memory.nodes)
-    depth = min(depth, nodes)
+    memory = _plan(config, target, drafter, (depth, width, nodes), max_context)
+    nodes, depth = min(nodes, memory.nodes), min(depth, nodes, memory.nodes)
     laps.end("memory plan")
     control = control_of(config, drafter, depth, width, nodes)
     engine = _engine(config, target, drafter, control, max_context, memory)
@@ -180,9 +180,12 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
     return engine, resolved
 
 
-def _plan(config: EngineConfig, target: Target, drafter: Drafter | None, nodes: int, max_context: int) -> MemoryPlan:
+def _plan(
+    config: EngineConfig, target: Target, drafter: Drafter | None, trees: tuple[int, int, int], max_context: int
+) -> MemoryPlan:
     """Memory for the target's stack and the drafter's, which share the numbers of their slots, and for all else."""
     needs = drafter.needs if drafter else Needs()
+    seats = seats_bytes(drafter, config.max_requests, *seating(drafter, *trees, max_context, config.block_size))
     wishes = Wishes(
         target=target.nbytes,
         drafter=drafter.nbytes if drafter else 0,
@@ -193,9 +196,10 @@ def _plan(config: EngineConfig, target: Target, drafter: Drafter | None, nodes: 
         max_context=max_context,
         max_requests=config.max_requests,
         max_rows=config.max_rows,
-        nodes=nodes,
+        nodes=trees[-1] + needs.extra_rows,
         ranks=needs.ranks,
         vocab_size=target.vocab_size,
+        seats=seats if _in_flight(config, target, drafter) else 0,
     )
     room = Room.of(target.device, config.memory_share, asked=config.num_slots is not None)
     plan = plan_memory(wishes, room, pass_bytes(target, config.block_size, max_context, needs.taps))

@@ -21,6 +21,8 @@ from outrider.record import Record
 from outrider.request import Request, SamplingParams
 from outrider.tree import DraftTree
 
+LOCKSTEP = "lockstep"
+"""How a row ran: the host reads each cycle before it launches the next."""
 LEAST, PATIENCE = 3, 1.0
 """Repeats, and seconds of them, after which a slow run is known well enough."""
 Mark = Any
@@ -171,9 +173,16 @@ def _cycle(marks: _Marks, record: Record) -> Cycle:
 
 
 def answer(
-    engine: TimedEngine, prompts: Sequence[tuple[int, ...]], params: SamplingParams, together: int = 1
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    params: SamplingParams,
+    together: int = 1,
+    note: Callable[[Record], None] = lambda record: None,
 ) -> list[Request]:
     """Let the engine answer prompts, so many at a time, each with at most `params.max_tokens` tokens.
+
+    Args:
+        note: told of every step.
 
     Raises:
         ConfigError: if a request failed.
@@ -189,7 +198,7 @@ def answer(
             wave.append(Request(number, prompt, params, seed + number, end_ids=ends, limit=limit))
             engine.add(wave[-1])
         while not all(request.is_finished for request in wave):
-            engine.step()
+            note(engine.step()[1])
         done += wave
     failed = next((request.error for request in done if request.error is not None), None)
     if failed is not None:
@@ -204,6 +213,9 @@ class Decoding:
     Attributes:
         tau: tokens a request and cycle. levels, rows: means. target, draft, rest: parts of `cycle`, in seconds.
         alone: seconds of the same passes when nothing but passes runs; None where that was not measured.
+        way: how most cycles ran: `LOCKSTEP`, each read before the next begins, where parts are marked as they pass; or
+            in flight (`flight`), where they are timed alone. in_flight: share of the cycles that were.
+        device: seconds of the device alone for a cycle in flight; None in lockstep.
     """
 
     cycles: int
@@ -216,6 +228,9 @@ class Decoding:
     draft: float
     rest: float
     alone: float | None = None
+    way: str = LOCKSTEP
+    in_flight: float = 0.0
+    device: float | None = None
 
     @staticmethod
     def of(cycles: Sequence[Cycle], alone: Callable[[int], float] | None = None) -> Decoding:

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
 from outrider.control.cost import PassCost
-from outrider.errors import ConfigError, OutriderError
-from outrider.measure.bandwidth import Bandwidth, measure_bandwidth
-from outrider.measure.cycle import Decoding, TimedEngine, answer
-from outrider.measure.passes import key_bytes, measure_passes, streamed_bytes
+from outrider.engine.step import Engine
+from outrider.errors import CapacityError, ConfigError, OutriderError
+from outrider.measure.bandwidth import measure_bandwidth
+from outrider.measure.passes import measure_passes, streamed_bytes
 from outrider.measure.peers import Peer, transformers_peers, twin_or_module
 from outrider.measure.random_rows import RandomModel, measure_random
+from outrider.measure.report_rows import LAWS, PLAIN, Rows
 from outrider.measure.start import Start
-from outrider.measure.synthetic import NOT_VALID, measure_synthetic
+from outrider.measure.synthetic import NOT_VALID
 from outrider.measure.twin import Likeness, compare
 from outrider.measure.vllm_peer import VllmWork, vllm_peers
 from outrider.request import SamplingParams
 
-PLAIN, GREEDY = "none", "T=0"
-"""No drafter; the law of peers and synthetic runs."""
-
-
-LAWS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "T=0": MappingProxyType({}),
-        "T=1": MappingProxyType({"temperature": 1.0}),
-        "T=1, top-p, penalties": MappingProxyType(
-            {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1, "presence_penalty": 0.2}
-        ),
-    }
-)
-"""How replies are sampled: fields of `SamplingParams`. The first is greedy."""
+PARTS = ("passes", "speculative", "shapes", "synthetic", "twin", "random", "starts", "peers")
+"""Of a report, in their order but for the shapes and the synthetic runs, which stand beside their drafter's rows."""
+FIRST_WIDTHS = (1, 16, 64)
+"""Rows of the passes that are measured before all others: a run that is stopped has what the bars ask for."""
+SHAPES = ((5, 1), (8, 8))
+"""Levels and siblings of the trees whose cycles in flight are timed by themselves: a chain, and up to 64 nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +45,7 @@ class Scope:
         tau: wanted of synthetic runs, with trees of `depth` levels and `width` siblings; None leaves them out.
         peers: run other engines, too; vllm: more keywords for vLLM's `LLM`.
         random: models with random weights, one row each.
+        only: names of `PARTS`; what plain decoding and the first passes take is measured always.
     """
 
     drafters: Sequence[str]
@@ -70,6 +64,7 @@ class Scope:
     peers: bool = True
     vllm: Mapping[str, Any] = field(default_factory=dict)
     random: Mapping[str, RandomModel] = field(default_factory=dict)
+    only: Sequence[str] = PARTS
 
     def params(self, law: str) -> SamplingParams:
         return SamplingParams(max_tokens=self.max_tokens, seed=0, ignore_eos=True, **LAWS[law])
@@ -81,35 +76,15 @@ Progress = Callable[[str], None]
 Save = Callable[[dict[str, Any]], None]
 
 
-@dataclass(slots=True)
-class _Known:
-    """What plain decoding told, for the runs that follow.
-
-    Attributes:
-        limit, prompts: the device's, and token ids. cost: of passes alone. model, widen, config, device: of the target.
-        figures, replies: by law and prompts at once.
-    """
-
-    limit: Bandwidth
-    prompts: list[tuple[int, ...]]
-    cost: PassCost
-    model: str
-    widen: str | None
-    config: Any
-    device: torch.device
-    figures: dict[tuple[str, int], Decoding] = field(default_factory=dict)
-    replies: dict[tuple[str, int], list[list[int]]] = field(default_factory=dict)
-
-
 class Reporter:
-    """Measures one part after the other; only one engine is held at a time.
+    """Measures one part after the other, what the bars ask for first; only one engine is held at a time.
 
     Args:
         open_llm: opens the model with these settings. start: measures what a start takes; no engine is held then.
-        progress: told what is measured now. save: given the report as far as it is, after every part.
+        progress: told what is measured now. save: given the report as far as it is, after every row.
     """
 
-    _known: _Known
+    _rows: Rows
 
     def __init__(
         self,
@@ -124,6 +99,9 @@ class Reporter:
         self._start = start
         self._progress = progress
         self._save = save
+        self._report: dict[str, Any] = {
+            name: [] for name in ("passes", "plain", "speculative", "shapes", "random", "starts", "peers", "elapsed")
+        }
 
     def run(self) -> dict[str, Any]:
         """The report as plain data (JSON).
@@ -131,53 +109,91 @@ class Reporter:
         Raises:
             OutriderError: where plain decoding cannot be measured; what a drafter or a peer lacks is told in its row.
         """
-        _free()
-        starts = [asdict(start) for start in self._start()]
-        report = {**self._basics(), "starts": starts, "speculative": [], "random": [], "peers": []}
-        self._save(report)
-        for name in self._scope.drafters:
-            report["speculative"] += self._speculative(name)
-            self._save(report)
-        if report["twin"] is not None:
-            report["twin"] |= asdict(self._likeness())
-            self._save(report)
-        if self._scope.random:
+        report, asked = self._report, self._scope.only
+        self._basics()
+        if {"speculative", "shapes", "synthetic"} & set(asked):
+            for name in self._scope.drafters:
+                self._speculative(name)
+        if report["twin"] is not None and "twin" in asked:
+            with self._part("the twin against its original"):
+                report["twin"] |= asdict(self._likeness())
+        for name, model in self._scope.random.items() if "random" in asked else ():
             _free()
-            limit, repeats = self._known.limit.bytes_per_second, self._scope.repeats
-            rows = measure_random(
-                self._scope.random, self._known.device, limit, self._scope.max_tokens, repeats, self._progress
-            )
-            report["random"] = rows
-            self._save(report)
-        for peer in self._peers() if self._scope.peers else ():
-            report["peers"].append(peer.to_json())
-            self._save(report)
+            rows = self._rows
+            with self._part(f"random weights: {name}"):
+                given = rows.device, rows.limit.bytes_per_second, self._scope.max_tokens, self._scope.repeats
+                report["random"] += measure_random({name: model}, *given)
+        if "starts" in asked:
+            _free()
+            with self._part("starts"):
+                report["starts"] += [asdict(start) for start in self._start()]
+        if self._scope.peers and "peers" in asked:
+            with self._part("peers"):
+                for peer in self._peers():
+                    report["peers"].append(peer.to_json())
+                    self._save(report)
         return report
 
-    def _basics(self) -> dict[str, Any]:
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        """Something that is measured: told before, saved after with the seconds that it took."""
+        self._progress(name)
+        started = time.perf_counter()
+        yield
+        self._report["elapsed"].append({"part": name, "seconds": time.perf_counter() - started})
+        if self._report["passes"]:
+            self._save(self._report)
+
+    def _basics(self) -> None:
         """The device, its limit, passes and plain decoding."""
         scope = self._scope
         with self._opened(PLAIN) as llm:
-            target = llm.engine.target
+            target, engine = llm.engine.target, llm.engine
             prompts, device, original = self._encoded(llm), target.device, target.original
-            self._progress("the read limit")
-            limit = measure_bandwidth(device, scope.buffer)
-            self._progress("passes")
+            with self._part("the read limit"):
+                limit = measure_bandwidth(device, scope.buffer)
+                self._report |= {
+                    "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+                    "resolved": llm.describe(),
+                    "limit": asdict(limit),
+                    "context": scope.context,
+                    "streamed_bytes": streamed_bytes(target),
+                    "notes": [],
+                    "twin": None if original is None else {"original": original.name, "plan": original.plan},
+                }
+                self._rows = Rows(limit, prompts, scope.max_tokens, llm.config, target)
             shapes = [*((1, rows) for rows in scope.widths), *((requests, 1) for requests in scope.batches)]
-            passes, notes = measure_passes(target, shapes, scope.context, scope.repeats, llm.engine.pages)
-            cost = PassCost({p.rows: p.seconds for p in passes if p.requests == 1})
-            self._known = _Known(limit, prompts, cost, llm.config.model, llm.config.widen, target.config, device)
-            return {
-                "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-                "resolved": llm.describe(),
-                "limit": asdict(limit),
-                "context": scope.context,
-                "streamed_bytes": streamed_bytes(target),
-                "passes": [{**asdict(p), "share_of_limit": p.share(limit.bytes_per_second)} for p in passes],
-                "plain": [self._decode(llm, PLAIN, law, together) for law in scope.laws for together in scope.together],
-                "notes": notes,
-                "twin": None if original is None else {"original": original.name, "plan": original.plan},
-            }
+            first = [shape for shape in shapes if shape[0] == 1 and shape[1] in FIRST_WIDTHS] or shapes[:1]
+            self._passes(engine, first)
+            for law in scope.laws[:1]:
+                self._decoding(llm, PLAIN, law)
+            others = [shape for shape in shapes if shape not in first]
+            if others and "passes" in scope.only:
+                self._passes(engine, others)
+            for law in scope.laws[1:]:
+                self._decoding(llm, PLAIN, law)
+
+    def _passes(self, engine: Engine, shapes: Sequence[tuple[int, int]]) -> None:
+        scope, rows, report = self._scope, self._rows, self._report
+        with self._part(f"passes, {len(shapes)} shapes"):
+            try:
+                passes, notes = measure_passes(engine.target, shapes, scope.context, scope.repeats, engine.pages)
+            except CapacityError as error:
+                if not report["passes"]:
+                    raise
+                passes, notes = [], [str(error)]
+            rate = rows.limit.bytes_per_second
+            report["passes"] += [{**asdict(p), "share_of_limit": p.share(rate)} for p in passes]
+            report["passes"].sort(key=lambda p: (p["requests"], p["rows"]))
+            report["notes"] += notes
+            rows.cost = PassCost({p["rows"]: p["seconds"] for p in report["passes"] if p["requests"] == 1})
+
+    def _decoding(self, llm: Any, drafter: str, law: str) -> None:
+        """Rows of one law, plain or speculative."""
+        for together in self._scope.together:
+            with self._part(f"{drafter}, {law}, {together} at once"):
+                row = self._rows.decode(llm.engine, drafter, law, self._scope.params(law), together)
+                self._report["plain" if drafter == PLAIN else "speculative"].append(row)
 
     def _encoded(self, llm: Any) -> list[tuple[int, ...]]:
         prompts = [llm.encode(prompt) for prompt in self._scope.prompts]
@@ -189,107 +205,64 @@ class Reporter:
             )
         return prompts
 
-    def _speculative(self, drafter: str) -> Iterator[dict[str, Any]]:
-        """Rows of one drafter: as control uses it, then with synthetic acceptance; one row where it cannot be built."""
+    def _speculative(self, drafter: str) -> None:
+        """Rows of one drafter: greedy as control uses it, shapes of cycles, synthetic acceptance, then other laws; one
+        row that says why where it cannot be built."""
         scope = self._scope
         try:
             with self._opened(drafter) as llm:
-                for law in scope.laws:
+                engine = llm.engine
+                for law in scope.laws[:1] if "speculative" in scope.only else ():
+                    self._decoding(llm, drafter, law)
+                if "shapes" in scope.only and engine.pipeline is not None:
+                    self._shapes(engine, drafter)
+                if "synthetic" in scope.only and scope.tau is not None and engine.drafter and engine.drafter.nbytes:
                     for together in scope.together:
-                        yield self._decode(llm, drafter, law, together)
-                if scope.tau is not None and llm.engine.drafter is not None and llm.engine.drafter.nbytes:
-                    for together in scope.together:
-                        yield self._invent(llm, drafter, scope.tau, together)
+                        with self._part(f"{drafter}, {NOT_VALID}, {together} at once"):
+                            shape = scope.tau, scope.depth, scope.width
+                            self._report["speculative"].append(self._rows.invent(engine, drafter, *shape, together))
+                for law in scope.laws[1:] if "speculative" in scope.only else ():
+                    self._decoding(llm, drafter, law)
         except OutriderError as error:
-            yield {"drafter": drafter, "error": str(error)}
+            self._report["speculative"].append({"drafter": drafter, "error": str(error)})
+            self._save(self._report)
 
-    def _decode(self, llm: Any, drafter: str, law: str, together: int) -> dict[str, Any]:
-        scope, known, key = self._scope, self._known, (law, together)
-        self._progress(f"{drafter}, {law}, {together} at once")
-        engine, params = TimedEngine(llm.engine), scope.params(law)
-        answer(engine, known.prompts[:together], replace(params, max_tokens=min(32, scope.max_tokens)), together)
-        engine.cycles()  # graphs are captured, caches filled
-        replies = [request.output for request in answer(engine, known.prompts, params, together)]
-        found = Decoding.of(engine.cycles(), self._alone(together))
-        row = {"drafter": drafter, "law": law, "together": together, "synthetic": None, **asdict(found)}
-        if drafter == PLAIN:
-            known.figures[key], known.replies[key] = found, replies
-            return {**row, "share_of_limit": self._share(llm.engine.target, found, together)}
-        differing = sum(a != b for a, b in zip(replies, known.replies[key], strict=True))
-        return {**row, "differing_texts": differing, **self._against(found, key), **self._drafting(llm, found)}
-
-    def _invent(self, llm: Any, drafter: str, tau: float, together: int) -> dict[str, Any]:
-        scope = self._scope
-        self._progress(f"{drafter}, {NOT_VALID}, {together} at once")
-        found = measure_synthetic(
-            llm.engine,
-            self._known.prompts,
-            tau,
-            scope.max_tokens,
-            depth=scope.depth,
-            width=scope.width,
-            together=together,
-            alone=self._alone(together),
-        )
-        row = {"drafter": drafter, "law": GREEDY, "together": together, "synthetic": NOT_VALID, **asdict(found)}
-        return {**row, **self._against(found, (GREEDY, together)), **self._drafting(llm, found)}
-
-    def _against(self, found: Decoding, key: tuple[str, int]) -> dict[str, Any]:
-        """The ratio to plain decoding, and the ratio if the target's passes took as long as they do alone."""
-        plain = self._known.figures.get(key)
-        ratio = None if plain is None else found.tokens_per_second / plain.tokens_per_second
-        if plain is None or ratio is None or found.alone is None:
-            return {"ratio": ratio, "bound": None, "share_of_bound": None}
-        bound = found.tau * plain.cycle / (found.alone + found.draft + found.rest)
-        return {"ratio": ratio, "bound": bound, "share_of_bound": ratio / bound}
-
-    def _alone(self, together: int) -> Callable[[int], float] | None:
-        """Seconds of a pass by its rows, for one request; how several share their rows differs from pass to pass."""
-        return self._known.cost.seconds if together == 1 else None
-
-    def _drafting(self, llm: Any, found: Decoding) -> dict[str, Any]:
-        """A level of drafting, and how near it comes to reading the drafter's own weights once."""
-        nbytes = llm.engine.drafter.nbytes if llm.engine.drafter else 0
-        level = found.draft / found.levels if found.levels else None
-        least = nbytes / self._known.limit.bytes_per_second
-        return {"drafter_bytes": nbytes, "level": level, "level_share_of_limit": least / level if level else None}
-
-    def _share(self, target: Any, found: Decoding, together: int) -> float:
-        """Of the read limit: the bytes of a plain cycle, keys at the middle of a reply included."""
-        prompts = self._known.prompts
-        middle = sum(map(len, prompts)) // len(prompts) + self._scope.max_tokens // 2
-        nbytes = streamed_bytes(target, together) + together * key_bytes(target, middle)
-        return nbytes / self._known.limit.bytes_per_second / found.cycle
+    def _shapes(self, engine: Engine, drafter: str) -> None:
+        """Cycles in flight of a fixed shape, under the laws that fly."""
+        for law in (law for law in self._scope.laws if set(LAWS[law]) <= {"temperature"}):
+            for depth, width in SHAPES:
+                with self._part(f"{drafter}, {law}, {depth} levels of {width}"):
+                    row = self._rows.shape(engine, law, depth, width)
+                    self._report["shapes"].append({"drafter": drafter, "law": law, **row})
 
     def _likeness(self) -> Likeness:
         """The twin's texts against its original's, in the same arithmetic."""
-        self._progress("the twin against its original")
         settings = {"drafter": PLAIN, "prefix_cache": False}
         _free()
         return compare(
             lambda: self._open_llm({**settings, "widen": None}),
             lambda: self._open_llm(settings),
-            self._known.prompts,
+            self._rows.prompts,
             [self._scope.params(law) for law in self._scope.laws],
         )
 
     def _peers(self) -> Iterator[Peer]:
         """Other engines; each has the device for itself."""
-        scope, known = self._scope, self._known
+        scope, rows = self._scope, self._rows
         _free()
-        module = twin_or_module(known.model, known.widen, known.device)
-        yield from transformers_peers(module, known.prompts, scope.max_tokens, self._progress)
+        module = twin_or_module(rows.model, rows.widen, rows.device)
+        yield from transformers_peers(module, rows.prompts, scope.max_tokens, self._progress)
         del module
         _free()
-        if known.device.type == "cuda":
-            work = VllmWork(known.config, known.prompts, scope.max_tokens, scope.tau, scope.depth, scope.vllm)
-            yield from vllm_peers(work, scope.together, known.device, self._progress)
+        if rows.device.type == "cuda":
+            work = VllmWork(rows.config, rows.prompts, scope.max_tokens, scope.tau, scope.depth, scope.vllm)
+            yield from vllm_peers(work, scope.together, rows.device, self._progress)
 
     @contextmanager
     def _opened(self, drafter: str) -> Iterator[Any]:
-        self._progress(f"loading, drafter {drafter}")
         _free()
-        llm = self._open_llm({"drafter": drafter, "prefix_cache": False})
+        with self._part(f"loading, drafter {drafter}"):
+            llm = self._open_llm({"drafter": drafter, "prefix_cache": False})
         try:
             yield llm
         finally:

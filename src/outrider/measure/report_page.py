@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.measure.bars import bars
 from outrider.measure.random_rows import NO_MEANING
 
 PARTS = ("target", "draft", "rest")
@@ -16,7 +17,7 @@ PARTS = ("target", "draft", "rest")
 
 def markdown(report: Mapping[str, Any]) -> str:
     """All figures in tables; milliseconds, and shares of the read limit."""
-    sections = (_head, _start, _passes, _decoding, _speculative, _random, _peers)
+    sections = (_head, _bars, _start, _passes, _decoding, _speculative, _shapes, _random, _peers, _elapsed)
     return "\n".join(line for section in sections for line in section(report)) + "\n"
 
 
@@ -62,7 +63,8 @@ def _start(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Bytes by purpose; what else a plan holds are counts and words."""
-    for name in ("target", "drafter", "target_stack", "drafter_stack", "graphs", "passes", "sampler", "margin", "free"):
+    stacks, work = ("target_stack", "drafter_stack"), ("graphs", "passes", "sampler", "seats")
+    for name in ("target", "drafter", *stacks, *work, "margin", "free"):
         yield name.replace("_", " "), f"{plan[name] / 2**20:,.0f}"
 
 
@@ -108,13 +110,14 @@ def _decoding(report: Mapping[str, Any]) -> Iterator[str]:
         (
             r["law"],
             r["together"],
+            _way(r),
             f"{r['tokens_per_second']:,.1f}",
             *_cycle(r),
             _share(r["share_of_limit"]),
         )
         for r in report["plain"]
     ]
-    yield from _table(("law", "at once", "tok/s", "cycle ms", *PARTS, "of the limit"), rows)
+    yield from _table(("law", "at once", "way", "tok/s", "cycle ms", *PARTS, "of the limit"), rows)
 
 
 def _speculative(report: Mapping[str, Any]) -> Iterator[str]:
@@ -125,10 +128,12 @@ def _speculative(report: Mapping[str, Any]) -> Iterator[str]:
         "",
         "## Speculative decoding",
         "",
-        "The bound is tau x t_plain / (t_verify + t_draft + t_rest), t_verify being that of passes alone.",
+        "The bound is tau x t_plain / (t_verify + t_draft + t_rest): in lockstep t_verify is that of passes alone; in "
+        "flight their sum is what a cycle takes the device, and parts are timed alone, the rest being all else.",
         "",
     )
-    columns = ("drafter", "law", "at once", "tau", "tok/s", "x plain", "of bound", "cycle ms", *PARTS, "level", "texts")
+    speed = ("tau", "tok/s", "x plain", "of bound")
+    columns = ("drafter", "law", "at once", "way", *speed, "cycle ms", *PARTS, "level", "texts")
     yield from _table(columns, [_row(r) for r in found if "error" not in r])
     yield from (f"- {r['drafter']}: {r['error']}" for r in found if "error" in r)
 
@@ -139,7 +144,35 @@ def _row(r: Mapping[str, Any]) -> Sequence[str]:
     name = f"{r['drafter']}, {r['synthetic']}" if r["synthetic"] else r["drafter"]
     ratio = [_number(r["ratio"]), _share(r["share_of_bound"])]
     speed = [f"{r['tau']:.2f}", f"{r['tokens_per_second']:,.1f}", *ratio]
-    return [name, r["law"], str(r["together"]), *speed, *_cycle(r), level, texts]
+    return [name, r["law"], str(r["together"]), _way(r), *speed, *_cycle(r), level, texts]
+
+
+def _shapes(report: Mapping[str, Any]) -> Iterator[str]:
+    found = report["shapes"]
+    if not found:
+        return
+    yield from ("", "## Cycles in flight by the shape of their trees, one request, milliseconds", "")
+    rows = [
+        (r["drafter"], r["law"], r["levels"], r["nodes"], *_cycle(r), _ms(r["device"]), _ms(r["rest_on_device"]))
+        for r in found
+        if "error" not in r
+    ]
+    columns = ("drafter", "law", "levels", "nodes", "cycle", *PARTS, "cycle on the device alone", "its rest")
+    yield from _table(columns, rows)
+    yield from (f"- {r['drafter']}, {r['law']}: {r['error']}" for r in found if "error" in r)
+
+
+def _bars(report: Mapping[str, Any]) -> Iterator[str]:
+    rows = [(b.what, b.found, b.wanted, "kept" if b.kept else "**missed**") for b in bars(report)]
+    if rows:
+        yield from ("", "## Bars", "")
+        yield from _table(("what", "found", "wanted", ""), rows)
+
+
+def _elapsed(report: Mapping[str, Any]) -> Iterator[str]:
+    parts = report["elapsed"]
+    yield from ("", f"## Seconds of this report: {sum(p['seconds'] for p in parts):,.0f}", "")
+    yield from _table(("part", "s"), [(p["part"], f"{p['seconds']:.1f}") for p in parts])
 
 
 def _peers(report: Mapping[str, Any]) -> Iterator[str]:
@@ -191,6 +224,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[st
 
 def _cycle(row: Mapping[str, Any]) -> list[str]:
     return [_ms(row[name]) for name in ("cycle", *PARTS)]
+
+
+def _way(row: Mapping[str, Any]) -> str:
+    return row["way"] if row["in_flight"] in (0, 1) else f"{row['way']} ({row['in_flight']:.0%})"
 
 
 def _ms(seconds: float | None) -> str:

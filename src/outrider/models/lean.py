@@ -161,6 +161,14 @@ class LeanModel:
         """The output head of the ids (n,) int64 alone: (T, H) -> (T, n); None: of all."""
         return self._head if ids is None else self._head.rows(ids)
 
+    def roles(self) -> dict[str, list[Linear]]:
+        """All linears by what they are for."""
+        parts = ("qkv", "o", "gate_up", "down")
+        return {
+            **{part: [p for layer in self._layers for p in getattr(layer, part)] for part in parts},
+            "head": [self._head],
+        }
+
     def rotary(self) -> tuple[Tensor, Tensor]:
         """cos and sin by position: (P, D_rot / 2) float32 each."""
         return self._tables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -201,6 +201,11 @@ class Seats:
         self._heat = torch.zeros(num_seats + 1, device=device)
         self._tables = torch.zeros(num_seats + 1, blocks, dtype=torch.int32, device=device)
 
+    @staticmethod
+    def bytes_of(num_seats: int, levels: int, blocks: int) -> int:
+        """What so many seats will take."""
+        return (num_seats + 1) * (8 * (_NEWS + levels + 1) + 4 + 4 * blocks)
+
     @property
     def empty(self) -> int:
         """The seat that nobody takes."""
@@ -262,6 +267,17 @@ class Seats:
         self._numbers[:, _LENGTH].index_copy_(0, crew.index, lengths)
         self._numbers[:, _ACCEPTED].index_copy_(0, crew.index, accepted)
         self._numbers[:, _NEWS : _NEWS + said.shape[1]].index_copy_(0, crew.index, news)
+
+    def unmoved(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """A run of a cycle behind which all seats are what they are now, so that it can be run again and again."""
+        kept = self._numbers.clone()
+
+        def run_and_return() -> Tensor:
+            told = run()
+            self._numbers.copy_(kept)
+            return told
+
+        return run_and_return
 
     def _sent(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
         """On its way to the device, which nobody waits for."""

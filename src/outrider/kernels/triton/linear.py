@@ -42,37 +42,64 @@ class Tile:
     stages: int
 
 
-TILES: tuple[tuple[int, tuple[tuple[int, Tile], ...]], ...] = (
-    (16, ((2048, Tile(16, 16, 256, 4, 4)), (8192, Tile(32, 16, 256, 4, 4)), (1 << 62, Tile(64, 16, 128, 4, 5)))),
-    (32, ((2048, Tile(16, 32, 256, 4, 4)), (8192, Tile(32, 32, 256, 4, 3)), (1 << 62, Tile(64, 32, 128, 4, 4)))),
-    (64, ((2048, Tile(16, 64, 128, 4, 4)), (8192, Tile(64, 64, 128, 4, 4)), (1 << 62, Tile(128, 64, 64, 4, 4)))),
-    (128, ((4096, Tile(64, 64, 128, 4, 4)), (1 << 62, Tile(64, 128, 128, 4, 4)))),
-    (512, ((4096, Tile(64, 128, 128, 4, 3)), (1 << 62, Tile(128, 128, 64, 8, 4)))),
-    (1 << 62, ((1 << 62, Tile(128, 128, 64, 8, 4)),)),
+ANY = 1 << 62
+TILES: tuple[tuple[int, tuple[tuple[int, int, Tile], ...]], ...] = (
+    (
+        16,
+        (
+            (2048, ANY, Tile(16, 16, 256, 4, 4)),
+            (8192, ANY, Tile(32, 16, 256, 4, 4)),
+            (ANY, ANY, Tile(64, 16, 128, 4, 5)),
+        ),
+    ),
+    (
+        32,
+        (
+            (2048, ANY, Tile(16, 32, 256, 4, 4)),
+            (8192, ANY, Tile(32, 32, 256, 4, 3)),
+            (ANY, ANY, Tile(64, 32, 128, 4, 4)),
+        ),
+    ),
+    (
+        64,
+        (
+            (2048, ANY, Tile(16, 64, 128, 4, 4)),
+            (8192, ANY, Tile(64, 64, 128, 4, 4)),
+            (ANY, ANY, Tile(128, 64, 64, 4, 4)),
+        ),
+    ),
+    (128, ((4096, ANY, Tile(64, 64, 128, 4, 4)), (ANY, ANY, Tile(64, 128, 128, 4, 4)))),
+    (512, ((4096, ANY, Tile(64, 128, 128, 4, 3)), (ANY, ANY, Tile(128, 128, 64, 8, 4)))),
+    (ANY, ((ANY, ANY, Tile(128, 128, 64, 8, 4)),)),
 )
-"""By most rows of a call, then by most outputs. A table, not a search at run time: what runs must not depend on what
-was measured on the way; `tune` measures for those who write it."""
+"""By most rows of a call, then the first that has no fewer outputs and inputs. A table, not a search at run time: what
+runs must not depend on what was measured on the way; `measure/tune` measures for those who write it."""
 ONE_TILE = Tile(64, 64, 128, 4, 4)
 """For every call on a device where tiles differ in their bits."""
 FLOAT_TILE = Tile(32, 32, 32, 4, 3)
 """Of float32 weights, which no tensor core multiplies exactly, for any number of rows."""
+HIDES_EIGHT_BITS = False
+"""Whether 8-bit weights are hidden from the compiler, so that all tiles take their inputs in the order of bfloat16's.
+True lets them have large tiles; which of both is faster `tests/gpu/test_kernel_times.py` tells."""
 MOST_OF_EIGHT_BITS = 32
-"""Outputs of a tile of 8-bit weights. A Hopper GPU multiplies 64 and more by other instructions, in front of which the
-inputs of weights that are converted on their way stand in another order."""
+"""Outputs of a tile of 8-bit weights that are not hidden. A Hopper GPU multiplies 64 and more by other instructions, in
+front of which the inputs of weights that are converted on their way stand in another order."""
 PLAIN_TILE = Tile(64, 16, 128, 4, 1)
 """The interpreter's on a CPU: it multiplies by NumPy, whose sums do depend on the size of a tile."""
 
 
-def choose(num_rows: int, num_outputs: int, has_eight_bits: bool = False) -> Tile:
+def choose(num_rows: int, num_outputs: int, num_inputs: int, has_eight_bits: bool = False) -> Tile:
     """The tile of a call on a GPU."""
-    by_outputs = next(tiles for most, tiles in TILES if num_rows <= most)
-    tile = next(tile for most, tile in by_outputs if num_outputs <= most)
-    return replace(tile, outputs=min(tile.outputs, MOST_OF_EIGHT_BITS), warps=4) if has_eight_bits else tile
+    by_shape = next(tiles for most, tiles in TILES if num_rows <= most)
+    tile = next(tile for outputs, inputs, tile in by_shape if num_outputs <= outputs and num_inputs <= inputs)
+    if has_eight_bits and not HIDES_EIGHT_BITS:
+        return replace(tile, outputs=min(tile.outputs, MOST_OF_EIGHT_BITS), warps=4)
+    return tile
 
 
 def all_tiles() -> list[Tile]:
     """Every tile of the table, each once."""
-    return list(dict.fromkeys(tile for _, tiles in TILES for _, tile in tiles))
+    return list(dict.fromkeys(tile for _, tiles in TILES for _, _, tile in tiles))
 
 
 class TritonLinear:
@@ -173,9 +200,11 @@ class TritonLinear:
     def _options(self, tile: Tile, device: torch.device) -> dict[str, Any]:
         """What `multiply.products` is told, and how it is launched."""
         by_group = self.scales is not None and self.scales.dim() == 2
+        is_plain = device.type == "cpu"
+        flags = self.bias is not None, self.kind == "int8", self.kind == "float32", is_plain
         return {
             "SHAPE": (self.in_features, tile.outputs, tile.rows, tile.inputs, GROUP if by_group else 0),
-            "FLAGS": (self.bias is not None, self.kind == "int8", self.kind == "float32", device.type == "cpu"),
+            "FLAGS": (*flags, HIDES_EIGHT_BITS and self.scales is not None and not is_plain),
             "PREFETCH": min(PREFETCHED // tile.outputs, self.in_features * self.weight.itemsize) // LINE,
             "LINE": LINE,
             "OVERLAP": self._overlap,
@@ -189,7 +218,7 @@ class TritonLinear:
             return PLAIN_TILE
         if self.kind == "float32":
             return FLOAT_TILE
-        return self.tile or choose(num_rows, self.out_features, self.scales is not None)
+        return self.tile or choose(num_rows, self.out_features, self.in_features, self.scales is not None)
 
     def lookup(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """tokens: (T,) int64 -> rows of w, dequantised exactly: (T, K) float32."""

@@ -75,7 +75,8 @@ def products(
     """The outputs `own` of the rows `t`, with their bias: (OUTPUTS, ROWS) float32.
 
     SHAPE: inputs in all; outputs, rows and inputs of a tile; weights that share a scale, 0 where none do or all of an
-    output do. FLAGS: whether there is a bias, a scale for each output, are weights float32, is this the interpreter.
+    output do. FLAGS: whether there is a bias, a scale for each output, are weights float32, is this the interpreter,
+    are 8-bit weights hidden from the compiler.
     PREFETCH: lines of weights that are asked for before the inputs are there, as nobody writes those.
     """
     NUM_INPUTS: tl.constexpr = SHAPE[0]
@@ -103,6 +104,8 @@ def products(
             inside = k < NUM_INPUTS - start
             w = tl.load(weight_at, mask=inside[None, :], other=0)
             rows = tl.load(x_at, mask=is_row[:, None] & inside[None, :], other=0.0)
+        if FLAGS[4]:
+            w = _hidden(w)
         if GROUP > 0:
             group = start // GROUP + tl.arange(0, INPUTS // GROUP)
             scales_at = scales + own[:, None] * (NUM_INPUTS // GROUP) + group[None, :]
@@ -126,6 +129,13 @@ def products(
     elif FLAGS[0]:
         sums += tl.load(bias + own)[:, None]
     return sums
+
+
+@triton.jit
+def _hidden(w):
+    """int8 as they are. The compiler no longer sees that they came from memory in 8 bits, for which it would feed
+    small tiles' instructions by fours of inputs, and large ones' by twos."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [w], dtype=tl.int8, is_pure=False, pack=4)
 
 
 @triton.jit
