@@ -134,7 +134,6 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
     width = _width(config, drafter, reasons)
     nodes = config.nodes or depth * width
     max_context = _context(config, target, reasons)
-    needs = drafter.needs if drafter else Needs()
     memory = _plan(config, target, drafter, (depth, width, nodes), max_context)
     nodes, depth = min(nodes, memory.nodes), min(depth, nodes, memory.nodes)
     laps.end("memory plan")
