@@ -231,7 +231,7 @@ def test_forbidden_tokens_never_appear(open_llm: Open) -> None:
     assert all(banned not in result.token_ids for result in results)
 
 
-@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+@pytest.mark.parametrize("acceptance", [pytest.param("match", marks=pytest.mark.slow), "rejection"])
 def test_the_law_of_the_first_tokens_is_that_of_plain_decoding(open_llm: Open, acceptance: str) -> None:
     """Fault 9: one prompt many times at T = 1; counts of the second and third token against plain decoding's."""
     prompt, count = "The colour of the sky is", 256

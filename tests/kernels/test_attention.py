@@ -104,7 +104,7 @@ def test_queries_may_be_rounded_before(normal):
     assert torch.equal(kernels.attention(q.bfloat16(), k_pages, v_pages, keys, 0.125), out)
 
 
-@pytest.mark.parametrize("dim", [64, 40])
+@pytest.mark.parametrize("dim", [pytest.param(64, marks=pytest.mark.slow), 40])
 def test_a_row_has_the_same_bits_in_any_company(kernels, normal, dim):
     """Neither the other rows, nor their lengths, nor longer tables and tails change a row."""
     keys = make_keys()

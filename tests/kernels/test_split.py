@@ -77,7 +77,7 @@ def test_a_wide_tile_reads_the_common_prefix_for_all_of_its_rows(tensors, option
     assert not torch.equal(narrow, expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 77, "sinks": True}], ids=str)
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.slow), {"window": 77, "sinks": True}], ids=str)
 def test_neither_chunks_nor_slices_change_a_bit(tensors, monkeypatch, options):
     q, k, v = tensors
     keys = tree_keys(301)

@@ -52,7 +52,11 @@ def test_logits_equal_transformers(name, triton):
     close(run(model, pages, builder)[0], torch.stack([whole[-1], *branches]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16],
+    ids=["float32", "bfloat16"],
+)
 def test_a_row_and_its_keys_have_the_same_bits_in_any_company(triton, dtype):
     model = lean(module_of("qwen3", dtype, num_hidden_layers=1), triton)
     tokens, dtype = text()[:18], torch.bfloat16

@@ -81,7 +81,9 @@ def test_medusa_states_the_rates_of_its_ranks(taught, replies, tmp_path):
     assert (rates[:, 0] >= rates[:, 1]).all()
 
 
-@pytest.mark.parametrize("drafter", ["medusa", "block", "small_model"])
+@pytest.mark.parametrize(
+    "drafter", ["block", *(pytest.param(name, marks=pytest.mark.slow) for name in ("medusa", "small_model"))]
+)
 def test_a_killed_run_ends_with_the_same_weights(drafter, taught, replies, tmp_path):
     # More steps than one pass over the corpus has, so that the place in a later pass is found again.
     config = replace(SHORT, steps=44, checkpoint_every=7, accumulate=2)
@@ -139,6 +141,7 @@ def test_a_timed_run_sets_its_horizon_once(taught, replies, tmp_path, monkeypatc
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in trained.tensors.items())
 
 
+@pytest.mark.slow
 def test_a_timed_run_that_gets_faster_early_does_more(taught, replies, tmp_path, monkeypatch):
     """As where shapes are compiled in the first steps: what is known after 40 steps is not the last word."""
     Clock(0.1, 0.05, monkeypatch)

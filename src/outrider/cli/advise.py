@@ -14,7 +14,7 @@ from outrider.cli.render import notes, number, print_json, table, write
 from outrider.cli.session import fetch_if_missing
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
-from outrider.registry import ELSEWHERE, NEED_WEIGHTS
+from outrider.registry import CASCADES, ELSEWHERE, NEED_WEIGHTS
 
 COLUMNS = ("load", "drafter", "ratio", "95 %", "blocks", "tau", "stopped, as")
 OFF = "leave it off"
@@ -22,8 +22,8 @@ SHAPING = ("drafter_model", "depth", "width", "nodes", "exit_layers", "dtype", "
 """Settings of the races that what is advised has to repeat."""
 FEW = 5
 """Prompts under which an interval tells of the clock more than of texts."""
-LEARNED = frozenset({"small_model", *NEED_WEIGHTS})
-"""Drafters that were trained, if they could run at all."""
+LEARNED = frozenset({*NEED_WEIGHTS, *CASCADES})
+"""Candidates that are trained, where they can run at all."""
 DEPTH = 4
 """Guesses a cycle for engines that want a number."""
 
@@ -165,7 +165,7 @@ def _lines(advice: Any, flags: dict[str, str], num_prompts: int) -> Iterator[str
     if advice.overall() is not None:
         yield f"vLLM: {flags['vllm']}"
         yield f"SGLang: {flags['sglang']}"
-    if LEARNED.isdisjoint(part for race in advice.races for part in race.drafter.split("+")):
+    if LEARNED.isdisjoint(name for race in advice.races for name in (race.drafter, *race.drafter.split("+"))):
         yield "What would change it: a drafter trained on this target's replies (`outrider train`, see README)."
     if num_prompts < FEW:
         yield f"Raced on {num_prompts} of your prompts only: others may go otherwise, give {FEW} or more."

@@ -225,8 +225,7 @@ def _engine(
     ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
     take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
     scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
-    in_flight = _in_flight(config, target, drafter)
-    engine = Engine(target, pages, scheduler, drafter, control, config.acceptance, in_flight)
+    engine = Engine(target, pages, scheduler, drafter, control, config.acceptance, _in_flight(config, target, drafter))
     price(engine, versions())
     return engine
 
@@ -302,8 +301,7 @@ def _choice(config: EngineConfig, target: Target) -> tuple[str, str]:
         if target.device.type == "cpu" and files.find("small_model", target):
             return TRAINED_DRAFTER, "a small model for this target comes along; the fastest on a CPU"
         return DEFAULT_DRAFTER, "needs no weights and no memory"
-    folder = files.trained(config.drafter_model)
-    if folder is None:
+    if (folder := files.trained(config.drafter_model)) is None:
         return READ_BY["drafter_model"][0], "a drafter model is named"
     return files.kind(folder), "what the named weights were trained for"
 
@@ -316,8 +314,7 @@ def _depth(config: EngineConfig, reasons: dict[str, str]) -> int:
 
 
 def _width(config: EngineConfig, drafter: Drafter | None, reasons: dict[str, str]) -> int:
-    if config.width is not None or drafter is None:
-        return config.width or 1
-    if drafter.needs.width > 1:
+    own = drafter.needs.width if drafter else 1
+    if config.width is None and drafter and own > 1:
         reasons["width"] = f"{drafter.name} ranks siblings; control decides how many pay"
-    return drafter.needs.width
+    return config.width or own
