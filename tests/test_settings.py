@@ -36,16 +36,6 @@ def test_engine_settings_of_a_wrong_kind_are_refused_by_name(settings):
         EngineConfig(**{"model": "m", **settings})
 
 
-def test_a_deadline_that_nobody_reads_is_refused():
-    assert EngineConfig(model="m", objective="goodput", token_deadline=0.1).token_deadline == 0.1
-    with pytest.raises(ConfigError, match=r"^token_deadline is read by objective='goodput', not 'throughput'"):
-        EngineConfig(model="m", token_deadline=0.1)
-    with pytest.raises(ConfigError, match=r"^token_deadline=-1.0 is out of range: give seconds above 0"):
-        EngineConfig(model="m", objective="goodput", token_deadline=-1.0)
-    with pytest.raises(ConfigError, match=r"^objective='fast' is unknown"):
-        EngineConfig(model="m", objective="fast")
-
-
 def test_a_path_is_a_model():
     assert EngineConfig(model=Path("folder")).model == "folder"  # type: ignore[arg-type]
 

@@ -22,8 +22,6 @@ from outrider.cache.pages import Pages, PageSpec
 from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import Control
-from outrider.control.offers import Member
-from outrider.control.prices import Prices
 from outrider.drafters.base import Needs, Workshop
 from outrider.drafters.cascade import build
 from outrider.engine.scheduler import Scheduler
@@ -218,13 +216,11 @@ def make_engine(
         own = Pages(list(needs.stack), blocks * block_size, torch.float32, target.device) if needs.stack else None
         guess.place(pages, own, block_size)
     ledger = Ledger(BlockPool(blocks, block_size), (drafter,) if needs.stack else (), prefix_cache)
-    members = [Member(each.needs.ranks) for each in guess.members] if guess else [Member()]
     control = Control(
-        Prices(PassCost({1: 1.0, 8: 1.2, 64: 2.0}), len(members)),
+        PassCost({1: 1.0, 8: 1.2, 64: 2.0}),
         depth if guess else 0,
         width,
         adaptive=adaptive,
-        members=members,
         extra_rows=needs.extra_rows,
     )
     scheduler = Scheduler(ledger, needs, max_requests, max_rows, target.max_positions)

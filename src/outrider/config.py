@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +12,6 @@ from outrider.registry import DRAFTERS, nearest, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "packed")
 ACCEPTANCE = ("match", "rejection")
-OBJECTIVES = ("throughput", "latency", "goodput")
 KERNELS = ("auto", "native", "triton", "plain")
 WIDENINGS = ("8b", "2x")
 """Plans by which `models/widen` enlarges a model."""
@@ -43,9 +41,6 @@ class EngineConfig:
         share_history: guesses may come from earlier replies of the engine, whoever asked; no text depends on it.
         exit_layers: layers that `early_exit` runs (None: a third of the target's).
         adaptive: control may choose any depth from 0 to `depth`; False drafts `depth` levels always.
-        objective: what control maximises over all running requests: "throughput" (tokens a second of all together),
-            "latency" (the mean wait for a token at its least) or "goodput" (tokens a second of the requests that keep
-            the deadline). token_deadline: for "goodput", seconds between two tokens (None: 0.05).
         acceptance: "match" (same seed, same text) or "rejection" (same law).
         max_context: most positions of one request (None: the model's own). max_requests: most that run at once.
         max_rows: most rows of one pass. num_slots: key-value slots (None: planned from memory).
@@ -73,8 +68,6 @@ class EngineConfig:
     share_history: bool = False
     exit_layers: int | None = None
     adaptive: bool = True
-    objective: str = "throughput"
-    token_deadline: float | None = None
     acceptance: str = "match"
     max_context: int | None = None
     max_requests: int = 64
@@ -96,7 +89,6 @@ class EngineConfig:
                 raise ConfigError(f"{name}={value!r} is unknown: {nearest(str(value), list(choices))}")
 
         choose("dtype", DTYPES)
-        choose("objective", OBJECTIVES)
         choose("acceptance", ACCEPTANCE)
         choose("kernels", KERNELS)
         if self.widen is not None:
@@ -135,10 +127,6 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}={value!r} is out of range: give a whole number of at least {least}")
-        if self.token_deadline is not None and self.objective != "goodput":
-            raise ConfigError(f"token_deadline is read by objective='goodput', not {self.objective!r}: leave one out")
-        if self.token_deadline is not None and not 0 < self.token_deadline < math.inf:
-            raise ConfigError(f"token_deadline={self.token_deadline!r} is out of range: give seconds above 0")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise ConfigError(f"memory_share={self.memory_share!r} is out of range: give a share above 0, up to 1")
         if self.threads is not None and self.threads > MOST_THREADS:

@@ -13,7 +13,6 @@ from typing import Any
 
 from outrider.config import EngineConfig
 from outrider.engine.ends import Emission
-from outrider.engine.pricing import keep_prices
 from outrider.engine.prompts import Prompt, Prompts, is_iterable
 from outrider.engine.resolve import Resolved, assemble
 from outrider.engine.step import Engine
@@ -176,9 +175,7 @@ class LLM:
         return self.resolved.to_json()
 
     def close(self) -> None:
-        """Give up what still runs, and keep what was learnt of prices; memory returns with the object."""
-        if self.engine.prices_file is not None:
-            keep_prices(self.engine.prices_file, self.engine.control.prices)
+        """Give up what still runs; memory returns with the object."""
         self._drop((*self.engine.scheduler.running, *self.engine.scheduler.waiting))
 
     def begin(self, request: Request, inbox: deque[Emission]) -> TextStream:

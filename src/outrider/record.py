@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RequestCycle:
-    """One request's part of a cycle: nodes drafted, the tree's depth, tokens delivered, the drafter's grade, whether a
-    guess was asked for, which may have come back empty, and of which of the drafter's members.
+    """One request's part of a cycle: nodes drafted, the tree's depth, tokens delivered, the drafter's grade, and
+    whether a guess was asked for, which may have come back empty.
     """
 
     request_id: int
@@ -19,7 +19,6 @@ class RequestCycle:
     delivered: int
     grade: int | None = None
     asked: bool = False
-    member: int = 0
 
 
 class Laps:
@@ -45,8 +44,7 @@ class Record:
     """One call of `step`: rows of the pass, what each decoding request drafted and got, seconds by part.
 
     Attributes:
-        keys: known tokens that all rows read together. overlaps: a cycle on the device beside others: only
-            `seconds_total` is known, from the end of the one before.
+        overlaps: a cycle on the device beside others: only `seconds_total` is known, from the end of the one before.
     """
 
     rows: int
@@ -56,7 +54,6 @@ class Record:
     seconds_verify: float
     seconds_sample: float
     seconds_total: float
-    keys: int = 0
     overlaps: bool = False
 
 

@@ -22,8 +22,7 @@ class Budget:
         depth, width, nodes: most levels, children of one node, nodes in all.
         prices: expected tokens that the i-th node must bring to be worth its row of the pass; the last holds for all
             that follow. Empty: every node is wanted. level_price: likewise for one more level of drafting.
-        member: which of the drafter's members guesses (`Drafter.members`). grade: what it said of its guess beforehand
-            (`Drafter.grade`), for the record.
+        grade: what the drafter said of its guess beforehand (`Drafter.grade`), for the record.
         probes: most probe rows beside the guesses (`Drafter.probe`).
     """
 
@@ -32,7 +31,6 @@ class Budget:
     nodes: int = 0
     prices: tuple[float, ...] = ()
     level_price: float = 0.0
-    member: int = 0
     grade: int | None = None
     probes: int = 0
 

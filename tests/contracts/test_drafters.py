@@ -26,7 +26,7 @@ class Spy:
         self.inner, self.wrong = inner, wrong
         self.name, self.needs = inner.name, inner.needs
         self.begin, self.end, self.observe, self.place = inner.begin, inner.end, inner.observe, inner.place
-        self.members, self.seen, self.probe = inner.members, inner.seen, inner.probe
+        self.grade, self.seen, self.probe = inner.grade, inner.seen, inner.probe
         self.asked: list[tuple[Ask, DraftTree]] = []
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:

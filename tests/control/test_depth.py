@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
-from outrider.control.acceptance import Acceptance, Evidence
-from outrider.control.cost import Load, PassCost
+from outrider.control.acceptance import Acceptance
+from outrider.control.cost import PassCost
 from outrider.control.depth import Control
-from outrider.control.offers import Member
-from outrider.control.prices import Prices
 from outrider.record import Record, RequestCycle
 from outrider.request import Request, SamplingParams
 
@@ -20,18 +16,10 @@ FLAT = {1: 10e-3, 2: 10.2e-3, 4: 10.5e-3, 8: 11e-3, 16: 13e-3, 32: 20e-3, 64: 36
 STEEP = {1: 5e-3, 2: 9e-3, 4: 17e-3, 8: 33e-3, 16: 65e-3, 32: 129e-3, 64: 257e-3}
 
 
-def told(rows: int, cycles: Sequence[RequestCycle], draft: float, verify: float) -> Record:
-    return Record(rows, 0, tuple(cycles), draft, verify, 0.0, draft + verify)
-
-
-def make(table: dict[int, float], depth: int | None, width: int, ranks: bool = False, **settings: Any) -> Control:
-    return Control(Prices(PassCost(table)), depth, width, members=[Member(ranks)], **settings)
-
-
 def simulate(table: dict[int, float], rate: float, draft_level: float, cycles: int = 400, count: int = 1) -> float:
     """Tokens per second over those of plain decoding, in a world where each level holds with chance `rate`."""
     rng = random.Random(5)
-    control = make(table, depth=None, width=1)
+    control = Control(PassCost(table), depth=None, width=1)
     truth = PassCost(table)
     requests = [Request(i, (1,), SamplingParams(), 0, limit=10**6) for i in range(count)]
     tokens = seconds = 0.0
@@ -49,7 +37,7 @@ def simulate(table: dict[int, float], rate: float, draft_level: float, cycles: i
             done.append(RequestCycle(request.id, depth, depth, 1 + accepted))
         verify, draft = truth.seconds(rows), deepest * draft_level
         seconds += verify + draft
-        control.learn(told(rows, done, draft, verify))
+        control.learn(Record(rows, 0, tuple(done), draft, verify, 0.0, draft + verify))
     return (tokens / seconds) / (count / truth.seconds(count))
 
 
@@ -75,7 +63,7 @@ def test_many_requests_share_the_width_that_pays() -> None:
 def test_a_text_that_changes_is_found_out() -> None:
     """After a hopeless stretch guessing starts again once the text repeats itself."""
     rng = random.Random(0)
-    control = make(FLAT, depth=None, width=1)
+    control = Control(PassCost(FLAT), depth=None, width=1)
     request = Request(0, (1,), SamplingParams(), 0, limit=10**6)
     depths = []
     for cycle in range(300):
@@ -84,32 +72,32 @@ def test_a_text_that_changes_is_found_out() -> None:
         accepted = depth if cycle >= 150 else 0
         depths.append(depth)
         verify = FLAT[1] + depth * 0.2e-3 + rng.random() * 1e-4
-        control.learn(told(1 + depth, (RequestCycle(0, depth, depth, 1 + accepted),), depth * 1e-3, verify))
+        control.learn(Record(1 + depth, 0, (RequestCycle(0, depth, depth, 1 + accepted),), depth * 1e-3, verify, 0, 0))
     assert sum(depths[100:150]) <= 12
     assert sum(depths[250:]) >= 300
 
 
 def test_grades_are_learned_apart() -> None:
     """Short matches that mostly fail do not spoil long ones that hold; without a match nothing is asked for."""
-    control = make(FLAT, depth=None, width=1)
+    control = Control(PassCost(FLAT), depth=None, width=1)
     request = Request(0, (1,), SamplingParams(), 0, limit=10**6)
     for cycle in range(200):
         grade = 2 if cycle % 2 else 16
-        budget = control.budget([request], {0: (grade,)}).get(0)
+        budget = control.budget([request], {0: grade}).get(0)
         depth = budget.depth if budget else 0
         accepted = depth if grade == 16 else 0
         done = RequestCycle(0, depth, depth, 1 + accepted, grade)
-        control.learn(told(1 + depth, (done,), 0.0, PassCost(FLAT).seconds(1 + depth)))
-    assert control.budget([request], {0: (16,)})[0].depth >= 8
-    assert 0 not in control.budget([request], {0: (2,)})
-    assert control.budget([request], {0: (0,)}) == {}
+        control.learn(Record(1 + depth, 0, (done,), 0.0, PassCost(FLAT).seconds(1 + depth), 0, 0))
+    assert control.budget([request], {0: 16})[0].depth >= 8
+    assert 0 not in control.budget([request], {0: 2})
+    assert control.budget([request], {0: 0}) == {}
 
 
 def test_one_request_may_switch_speculation_off_or_lower_its_depth() -> None:
-    control = make(FLAT, depth=6, width=2, adaptive=False)
+    control = Control(PassCost(FLAT), depth=6, width=2, adaptive=False)
     off = Request(0, (1,), SamplingParams(speculation=False), 0)
     low = Request(1, (1,), SamplingParams(depth=2), 0)
-    budgets = control.budget([off, low], {0: (None,), 1: (None,)})
+    budgets = control.budget([off, low])
     assert 0 not in budgets
     assert (budgets[1].depth, budgets[1].nodes) == (2, 4)
 
@@ -120,17 +108,17 @@ def test_the_table_is_monotone_and_follows_new_measurements() -> None:
     assert seconds == sorted(seconds)
     assert cost.seconds(16) == pytest.approx(8.0)
     for _ in range(200):
-        cost.learn(6.0, 8)
+        cost.learn_pass(8, 6.0)
     assert cost.seconds(8) == pytest.approx(6.0, rel=0.01)
 
 
 def test_slow_passes_are_not_measured_at_every_width() -> None:
     now = 0.0
 
-    def run(load: Load) -> float:
+    def run(width: int) -> float:
         nonlocal now
-        now += 0.1 * load.rows
-        return 0.1 * load.rows
+        now += 0.1 * width
+        return 0.1 * width
 
     cost = PassCost.measure(run, clock=lambda: now)
     assert list(cost.table()) == [1, 2, 4]
@@ -141,53 +129,51 @@ def test_slow_passes_are_not_measured_at_every_width() -> None:
 def test_rates_lie_between_zero_and_one() -> None:
     acceptance = Acceptance()
     for _ in range(100):
-        acceptance.learn(Evidence(0), 4, 4)
-        acceptance.learn(Evidence(1), 4, 0)
-        bad, new, good = (acceptance.rates(Evidence(number), 16) for number in (1, 2, 0))
-        assert all(0 < a <= b <= c < 1 for a, b, c in zip(bad, new, good, strict=True))
-        assert bad[0] < new[0] < good[0]
+        acceptance.learn(0, 4, 4)
+        acceptance.learn(1, 4, 0)
+        assert 0 < acceptance.rate(1) < acceptance.rate(2) < acceptance.rate(0) < 1
 
 
 def test_a_cheap_guess_is_not_priced_like_a_dear_one() -> None:
-    """A cascade: the lookups cost nothing, the head's guesses twice a pass; each is told its own price."""
-    control = Control(Prices(PassCost(FLAT), 2), 8, 1, members=[Member(), Member(True)])
+    """A cascade: graded guesses cost nothing, the others half a pass a level; each is told its own price."""
+    control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
     requests = {i: Request(i, (1,), SamplingParams(), 0, limit=10**6) for i in range(2)}
     for _ in range(100):
         for number, seconds in ((0, 1e-6), (1, 20e-3)):
-            done = RequestCycle(number, 4, 4, 2 if number else 5, None if number else 16, True, number)
-            control.learn(told(5, (done,), seconds, PassCost(FLAT).seconds(5)))
-    cheap = control.budget([requests[0]], {0: (16, None)})[0]
-    assert (cheap.member, cheap.grade) == (0, 16)
+            grade = 16 if number == 0 else None
+            done = RequestCycle(number, 4, 4, 5 if number == 0 else 2, grade, asked=True)
+            control.learn(Record(5, 0, (done,), seconds, PassCost(FLAT).seconds(5), 0, 0))
+    cheap = control.budget([requests[0]], {0: 16})[0]
     assert cheap.level_price < 1e-3
     assert cheap.depth >= 4
-    assert control.budget([requests[1]], {1: (0, None)}) == {}
-    both = control.budget(list(requests.values()), {0: (16, None), 1: (0, None)})
-    assert 0 in both
-    assert 1 not in both
+    assert control.budget([requests[1]], {1: None}) == {}
+    dear = control.budget(list(requests.values()), {0: 16, 1: None})
+    assert 0 in dear
+    assert 1 not in dear
 
 
 def test_guesses_that_come_back_empty_count_as_guesses() -> None:
     """They cost their drafting: asked for in vain again and again, a drafter is left alone."""
-    control = make(FLAT, depth=8, width=1, ranks=True)
+    control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
     request = Request(0, (1,), SamplingParams(), 0, limit=10**6)
     asked = []
     for _ in range(300):
         wanted = 0 in control.budget([request])
         asked.append(wanted)
         done = RequestCycle(0, 0, 0, 1, asked=wanted)
-        control.learn(told(1, (done,), 1e-3 * wanted, FLAT[1]))
+        control.learn(Record(1, 0, (done,), 1e-3 * wanted, FLAT[1], 0, 0))
     assert sum(asked[:10]) >= 5
     assert sum(asked[100:]) <= 40
 
 
 def test_cold_first_guesses_do_not_price_a_drafter() -> None:
     """The first guess of a request comes after a whole prompt, the first of all in cold code: neither is a price."""
-    control = make(FLAT, depth=8, width=1, ranks=True)
-    price = control.prices.drafting[0]
+    control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
+    price = control.drafting[False]
 
     def guess(request: Request, seconds: float) -> None:
         control.budget([request])
-        control.learn(told(5, (RequestCycle(request.id, 4, 4, 3, asked=True),), seconds, FLAT[4]))
+        control.learn(Record(5, 0, (RequestCycle(request.id, 4, 4, 3, asked=True),), seconds, FLAT[4], 0, 0))
 
     first, second = (Request(i, (1,) * 100, SamplingParams(), 0, limit=10**6) for i in range(2))
     for seconds, level in ((80e-3, 0), (9e-3, 9e-3 / 4), (2e-3, 2e-3 / 4), (4e-3, 2e-3 / 4)):
@@ -205,7 +191,7 @@ def test_what_slows_one_width_slows_all() -> None:
     """A machine that becomes slower does not make wide passes look cheap, though only narrow ones are seen."""
     cost = PassCost(STEEP)
     for _ in range(400):
-        cost.learn(1.5 * STEEP[1], 1)
+        cost.learn_pass(1, 1.5 * STEEP[1])
     assert cost.seconds(1) == pytest.approx(1.5 * STEEP[1], rel=0.01)
     assert cost.seconds(2) - cost.seconds(1) > STEEP[2] - STEEP[1]
 
@@ -216,36 +202,37 @@ def test_a_useless_drafter_costs_at_most_two_in_a_hundred(
     table: dict[int, float], level: float, grade: int | None
 ) -> None:
     """Its guesses are never right, and the first one of every request must catch up with a prompt."""
-    control, truth = make(table, depth=None, width=4, ranks=True), PassCost(table)
+    control, truth = Control(PassCost(table), depth=None, width=4, ranks=True), PassCost(table)
     spent = tokens = 0.0
     for number in range(12):
         request = Request(number, (1,), SamplingParams(), 0, limit=10**6)
         for cycle in range(160):
-            budget = control.budget([request], {number: (grade,)}).get(number)
+            budget = control.budget([request], {number: grade}).get(number)
             depth = min(budget.depth, 3) if budget else 0
             draft = depth * level + (2 * level if depth and not cycle else 0.0)
             verify = truth.seconds(1 + depth)
             spent += draft + verify
             tokens += 1
             done = RequestCycle(number, depth, depth, 1, grade, asked=depth > 0)
-            control.learn(told(1 + depth, (done,), draft, verify))
+            control.learn(Record(1 + depth, 0, (done,), draft, verify, 0, 0))
         control.forget(request)
     assert tokens * table[1] / spent >= 0.98
 
 
 def test_a_cascades_dear_drafter_is_tried_again_while_the_cheap_one_guesses() -> None:
     """What the cheap one does is no reason to leave a dear one alone that failed at first, and is good by now."""
-    control = Control(Prices(PassCost(FLAT), 2), 8, 1, members=[Member(), Member(True)])
+    control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
     request = Request(0, (1,), SamplingParams(), 0, limit=10**6)
     asked = []
-    for cycle in range(900):
-        budget = control.budget([request], {0: (0 if cycle % 3 else 4, None)}).get(0)
+    for cycle in range(600):
+        grade = None if cycle % 3 else 4
+        budget = control.budget([request], {0: grade}).get(0)
         depth = min(budget.depth, 4) if budget else 0
-        member = budget.member if budget else 0
-        accepted = depth if member == 0 or cycle > 200 else 0
-        done = RequestCycle(0, depth, depth, 1 + accepted, budget.grade if budget else None, depth > 0, member)
-        control.learn(told(1 + depth, (done,), depth * (1e-3 if member else 1e-5), PassCost(FLAT).seconds(1 + depth)))
-        if cycle % 3:
-            asked.append(member == 1)
-    assert sum(asked[40:120]) <= 15
+        accepted = depth if grade or cycle > 200 else 0
+        done = RequestCycle(0, depth, depth, 1 + accepted, budget.grade if budget else None, asked=depth > 0)
+        level = 1e-5 if grade else 1e-3
+        control.learn(Record(1 + depth, 0, (done,), depth * level, PassCost(FLAT).seconds(1 + depth), 0, 0))
+        if not grade:
+            asked.append(depth > 0)
+    assert sum(asked[20:120]) <= 15
     assert sum(asked[-50:]) >= 45

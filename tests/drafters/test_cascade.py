@@ -1,4 +1,4 @@
-"""Cascades: who is asked, what serves both, and which two cannot be joined."""
+"""Cascades: who is asked, what each is learned to be worth, and which two cannot be joined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from outrider.cache.pages import PageSpec
 from outrider.config import EngineConfig
-from outrider.drafters.base import Ask, Commit, Drafter, Needs, graded
+from outrider.drafters.base import Ask, Commit, Drafter, Needs
 from outrider.drafters.cascade import Cascade
 from outrider.errors import ConfigError
 from outrider.request import Request, SamplingParams
@@ -43,24 +43,61 @@ def cycle(cascade: Cascade, asked: Request, said: int, budget: Budget = Budget(1
     return tree
 
 
-@pytest.mark.parametrize(("token", "grade", "expected"), [(7, 16, 7), (None, None, 8), (7, None, 7), (None, 16, None)])
-def test_the_dear_one_is_asked_where_the_cheap_one_could_not_tell_and_has_nothing(token, grade, expected) -> None:
+@pytest.mark.parametrize(
+    ("token", "grade", "expected"), [(7, 16, 7), (7, 0, 8), (None, None, 8), (7, None, 7), (None, 16, None)]
+)
+def test_the_dear_one_is_asked_where_the_cheap_one_has_nothing(token, grade, expected) -> None:
     cascade = Cascade(Fixed("a", token, grade), Fixed("b", 8))
-    (tree,) = cascade.propose([Ask(request(), None, Budget(1, 1, 1, grade=grade))])  # type: ignore[arg-type]
+    (tree,) = cascade.propose([Ask(request(), None, Budget(1, 1, 1))])  # type: ignore[arg-type]
     assert tree.tokens == (() if expected is None else (expected,))
 
 
-def test_who_guesses_is_the_budgets_choice() -> None:
-    cascade, asked = Cascade(Fixed("a", 7, 16), Fixed("b", 8, 3)), request()
-    assert graded(cascade, asked) == (16, 3)
-    assert cycle(cascade, asked, 7, Budget(1, 1, 1, member=0, grade=16)).tokens == (7,)
-    assert cycle(cascade, asked, 7, Budget(1, 1, 1, member=1, grade=3)).tokens == (8,)
+def test_the_grade_is_that_of_the_one_that_will_be_asked() -> None:
+    assert Cascade(Fixed("a", 7, 16), Fixed("b", 8, 3)).grade(request()) == 16
+    assert Cascade(Fixed("a", 7, 0), Fixed("b", 8, 3)).grade(request()) == 3
+    assert Cascade(Fixed("a", 7, 1), Fixed("b", 8)).grade(request()) is None
 
 
-def test_answers_keep_the_order_of_their_asks() -> None:
-    cascade = Cascade(Fixed("a", 7, 16), Fixed("b", 8))
-    asks = [Ask(request(), None, Budget(1, 1, 1, member=member)) for member in (1, 0, 1, 0)]  # type: ignore[arg-type]
-    assert [tree.tokens for tree in cascade.propose(asks)] == [(8,), (7,), (8,), (7,)]
+def test_a_cheap_one_that_fails_is_passed_over_and_tried_again_later() -> None:
+    """At its grade only; and once it is right again it gets its place back."""
+    cheap, dear = Fixed("a", 7, 9), Fixed("b", 8)
+    cascade, asked = Cascade(cheap, dear), request()
+    for step in range(60):
+        cycle(cascade, asked, said=8 if step % 4 else 9)  # the dear one is right three times out of four
+    assert cascade.grade(asked) is None
+    cheap.told = 16
+    assert cascade.grade(asked) == 16
+    cheap.told = 9
+    before = len(cheap.budgets)
+    for step in range(400):
+        cycle(cascade, asked, said=8 if step % 4 else 9)
+    assert 0 < len(cheap.budgets) - before < 40
+    for _ in range(200):
+        cycle(cascade, asked, said=7)
+    assert cascade.grade(asked) == 9
+
+
+def test_the_dear_one_gives_way_where_it_is_worse() -> None:
+    cheap, dear = Fixed("a", 7, 2), Fixed("b", 8)
+    cascade, asked = Cascade(cheap, dear), request()
+    assert cycle(cascade, asked, said=9).tokens == (8,)
+    for _ in range(50):
+        cycle(cascade, asked, said=7)
+    assert cycle(cascade, asked, said=7).tokens == (7,)
+
+
+def test_a_drafter_without_prices_keeps_to_its_own_width() -> None:
+    ranking = Needs(ranks=True, width=4)
+    cheap, dear = Fixed("a", 7, 16), Fixed("b", 8, needs=ranking)
+    cascade = Cascade(cheap, dear)
+    assert (cascade.needs.width, cascade.needs.ranks) == (4, True)
+    priced = Budget(5, 4, 20, prices=(0.1,))
+    cycle(cascade, request(), 7, priced)
+    cycle(cascade, request(), 7, Budget(5, 4, 20))
+    assert [(budget.width, budget.nodes) for budget in cheap.budgets] == [(1, 5), (4, 20)]
+    cheap.told = 0
+    cycle(cascade, request(), 8, priced)
+    assert dear.budgets == [priced]
 
 
 def test_two_stacks_are_refused() -> None:

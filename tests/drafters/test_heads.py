@@ -19,7 +19,6 @@ from outrider.cache.pages import Pages
 from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import Control
-from outrider.control.prices import Prices
 from outrider.drafters import tap_fed
 from outrider.drafters.base import Ask, Commit, Needs, Workshop
 from outrider.drafters.trees import Expand, Level
@@ -115,7 +114,7 @@ def build(
         drafter.place(pages, own, BLOCK)
     needs = drafter.needs if drafter else Needs()
     ledger = Ledger(BlockPool(blocks, BLOCK), (name,) if name and needs.stack else (), True)
-    control = Control(Prices(PassCost({1: 1.0, 64: 2.0})), 4 if drafter else 0, width, adaptive=False)
+    control = Control(PassCost({1: 1.0, 64: 2.0}), 4 if drafter else 0, width, adaptive=False)
     return Engine(made, pages, Scheduler(ledger, needs, 8, max_rows, 90), drafter, control, acceptance)
 
 

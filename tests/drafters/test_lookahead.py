@@ -7,7 +7,6 @@ import torch
 
 from outrider.control.cost import PassCost
 from outrider.control.depth import Control
-from outrider.control.prices import Prices
 from outrider.drafters.lookahead import NGRAM, PER_TOKEN, TOKENS, WINDOW, Lookahead, Pool, _Jacobi
 from outrider.request import Request, SamplingParams
 from outrider.tree import NO_GUESS
@@ -161,11 +160,11 @@ def test_adaptively_only_rows_that_cost_nothing_are_probed() -> None:
     free = {1: 10e-3, 16: 10e-3, 32: 30e-3}
     dear = {1: 10e-3, 16: 25e-3}
     for table, extra, expected in ((free, 4, 4), (free, 15, 7), (dear, 15, 0)):
-        control = Control(Prices(PassCost(table)), depth=4, width=1, extra_rows=extra)
-        budgets = control.budget(asked, {0: (0,), 1: (0,)})
+        control = Control(PassCost(table), depth=4, width=1, extra_rows=extra)
+        budgets = control.budget(asked, {0: 0, 1: 0})
         assert [budgets[i].probes if i in budgets else 0 for i in range(2)] == [expected] * 2
         assert all(budget.depth == budget.nodes == 0 for budget in budgets.values())
-    fixed = Control(Prices(PassCost(dear)), depth=4, width=1, adaptive=False, extra_rows=15)
+    fixed = Control(PassCost(dear), depth=4, width=1, adaptive=False, extra_rows=15)
     assert fixed.budget(asked)[0].probes == 15
 
 

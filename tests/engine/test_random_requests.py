@@ -134,9 +134,8 @@ def check_books(engine: Engine, clients: dict[int, Client]) -> None:
     assert engine.ledger.pool.num_held == 0
     assert not engine._contexts
     assert not engine._texts
-    control = engine.control
-    for kept in (control._lives, control.purses._own, control.offers.acceptance._own, control.offers.shapes._own):
-        assert not kept
+    assert not engine.control._idle
+    assert not engine.control.acceptance._requests
     if engine.pipeline:
         assert not engine.pipeline._taken
         assert len(engine.pipeline._free) == engine.scheduler.max_requests

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.config import ACCEPTANCE, DTYPES, OBJECTIVES, WIDENINGS, EngineConfig
+from outrider.config import ACCEPTANCE, DTYPES, WIDENINGS, EngineConfig
 from outrider.errors import ConfigError, RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import LogprobsMode, SamplingParams
@@ -45,7 +45,6 @@ METAVARS = {int: "N", float: "X", str: "TEXT", bool: None, LogprobsMode: "NAME"}
 CHOICES = {
     "drafter": ("auto", "none", *DRAFTERS),
     "dtype": DTYPES,
-    "objective": OBJECTIVES,
     "acceptance": ACCEPTANCE,
     "widen": WIDENINGS,
     "logprobs_mode": tuple(LogprobsMode),

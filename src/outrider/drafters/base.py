@@ -121,11 +121,6 @@ class Drafter:
     def __init__(self, workshop: Workshop) -> None:
         """Built once, before any request; keeps nothing of the workshop by itself."""
 
-    @property
-    def members(self) -> tuple[Drafter, ...]:
-        """Those among whom control chooses for every guess: itself, or a cascade's two, the cheap one first."""
-        return (self,)
-
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         """Where keys live; called once, before any request."""
 
@@ -201,17 +196,16 @@ def made(kind: Callable[[Workshop], Drafter], workshop: Workshop) -> Drafter:
     return drafter
 
 
-def graded(drafter: Drafter, request: Request) -> tuple[int | None, ...]:
-    """How sure a drafter, or each of a cascade's two, is of its next guess.
+def graded(drafter: Drafter, request: Request) -> int | None:
+    """How sure a drafter is of its next guess.
 
     Raises:
         DrafterError: where that is no grade.
     """
-    grades = tuple([member.grade(request) for member in drafter.members])
-    for member, grade in zip(drafter.members, grades, strict=True):
-        if grade is not None and (type(grade) is not int or grade < 0):
-            raise DrafterError(f"drafter {member.name!r} graded its guess {grade!r}: give an int from 0 on, or None")
-    return grades
+    grade = drafter.grade(request)
+    if grade is not None and (type(grade) is not int or grade < 0):
+        raise DrafterError(f"drafter {drafter.name!r} graded its guess {grade!r}: give an int from 0 on, or None")
+    return grade
 
 
 def one_each(name: str, asks: Sequence[Ask], trees: Any) -> list[DraftTree]:

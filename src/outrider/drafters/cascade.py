@@ -5,8 +5,9 @@ Source: the horizontal cascade of Chen et al., "Cascade Speculative Drafting" (2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop, made, one_each
@@ -14,7 +15,18 @@ from outrider.errors import ConfigError
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.registry import DRAFTERS, READ_BY
 from outrider.request import Request
-from outrider.tree import EMPTY_TREE, DraftTree
+from outrider.tree import ROOT, Budget, DraftTree
+
+GRADES = (1, 2, 3, 4, 6, 9, 16)
+"""Grades that are counted apart begin here."""
+MEMORY = 200.0
+"""Trials after which old evidence is halved."""
+PRIOR_TRIALS = 6.0
+PRIOR_CHEAP = (0.45, 0.6, 0.7, 0.75, 0.8, 0.85, 0.95)
+PRIOR_DEAR = 0.7
+"""Rates before anything is known: of the cheap one by grade (matches of a lookup), of the dear one."""
+FADE = 0.98
+"""What is left of the cheap one's evidence each time it is passed over, so that it is tried again now and then."""
 
 
 def build(name: str, workshop: Workshop) -> Drafter:
@@ -32,11 +44,45 @@ def build(name: str, workshop: Workshop) -> Drafter:
     return Cascade(made(DRAFTERS[first], Workshop(workshop.target, config)), made(DRAFTERS[second], workshop))
 
 
+class Rate:
+    """A running rate: the chance that a level of a tree holds the target's token, given that the level above did."""
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._hits = 0.0
+        self._trials = 0.0
+
+    @property
+    def value(self) -> float:
+        return (self._hits + PRIOR_TRIALS * self._prior) / (self._trials + PRIOR_TRIALS)
+
+    def learn(self, depth: int, accepted: int) -> None:
+        """A tree of `depth` levels had `accepted` of them accepted: so many hits, and a miss unless all were."""
+        if self._trials > MEMORY:
+            self.fade(0.5)
+        self._hits += accepted
+        self._trials += min(depth, accepted + 1)
+
+    def fade(self, share: float) -> None:
+        self._hits *= share
+        self._trials *= share
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """A request's last tree, the rate that learns of it, and the output position of its first level."""
+
+    tree: DraftTree
+    rate: Rate
+    position: int
+
+
 class Cascade(Drafter):
     """Any two drafters by name, `ngram+eagle3`; both see every pass.
 
-    Which of them guesses is control's choice, by what they bring and cost (`Budget.member`). A cheap one that gives no
-    grade is asked first where it was chosen, and the dear one wherever it stays silent.
+    The cheap one guesses where its measured acceptance at the grade it gives is at least the dear one's; both are
+    running means over all requests of the engine, learned from their own guesses. Where it gives no grade it is asked
+    first, and the dear one wherever it stays silent.
 
     Raises:
         ConfigError: where both keep keys and values of their own: there is one such stack.
@@ -52,33 +98,50 @@ class Cascade(Drafter):
         self.first, self.second = first, second
         self.needs = _both(first.needs, second.needs)
         self.nbytes = first.nbytes + second.nbytes
-
-    @property
-    def members(self) -> tuple[Drafter, ...]:
-        return (self.first, self.second)
+        self._cheap = [Rate(prior) for prior in PRIOR_CHEAP]
+        self._dear = Rate(PRIOR_DEAR)
+        self._last: dict[int, _Guess] = {}
 
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         for drafter in (self.first, self.second):
             drafter.place(target_pages, own_pages if drafter.needs.stack else None, block_size)
 
     def begin(self, request: Request) -> None:
+        self._last.pop(request.id, None)
         self.first.begin(request)
         self.second.begin(request)
 
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            guess = self._last.pop(commit.request.id, None)
+            said = commit.request.output
+            if guess is not None and guess.position == len(said) - commit.num_new:
+                depth, accepted = _outcome(guess.tree, said[guess.position :])
+                guess.rate.learn(depth, accepted)
         for drafter in (self.first, self.second):
             drafter.observe(batch, output, commits)
 
+    def grade(self, request: Request) -> int | None:
+        """The first one's, where that one will be asked; else the second one's."""
+        grade = self.first.grade(request)
+        return grade if grade and self._leads(grade) else self.second.grade(request)
+
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
-        trees = [EMPTY_TREE] * len(asks)
-        chosen = [index for index, ask in enumerate(asks) if ask.budget.member == 0]
-        for index, tree in zip(chosen, self._guesses(self.first, [asks[i] for i in chosen]), strict=True):
-            trees[index] = tree
-        silent = {index for index in chosen if not len(trees[index]) and asks[index].budget.grade is None}
-        left = [index for index, ask in enumerate(asks) if ask.budget.member or index in silent]
+        trees: list[DraftTree | None] = [None] * len(asks)
+        grades = [self.first.grade(ask.request) for ask in asks]
+        leading = [index for index, grade in enumerate(grades) if grade is None or self._leads(grade)]
+        for index, tree in zip(leading, self._guesses(self.first, [asks[i] for i in leading]), strict=True):
+            if len(tree) or grades[index] is not None:
+                trees[index] = tree
+                self._remember(asks[index], tree, self._rate(grades[index]))
+        for index, grade in enumerate(grades):
+            if grade and index not in leading:
+                self._rate(grade).fade(FADE)
+        left = [index for index, tree in enumerate(trees) if tree is None]
         for index, tree in zip(left, self._guesses(self.second, [asks[i] for i in left]), strict=True):
             trees[index] = tree
-        return trees
+            self._remember(asks[index], tree, self._dear)
+        return [tree for tree in trees if tree is not None]
 
     def probe(self, asks: Sequence[Ask]) -> list[DraftTree]:
         """Of the one that probes; where both do, of the first."""
@@ -88,14 +151,46 @@ class Cascade(Drafter):
         return (self.first if self.first.needs.stack else self.second).seen(request)
 
     def end(self, request: Request) -> None:
+        self._last.pop(request.id, None)
         self.first.end(request)
         self.second.end(request)
+
+    def _leads(self, grade: int) -> bool:
+        """Whether the cheap one guesses at this grade."""
+        return grade > 0 and self._rate(grade).value >= self._dear.value
+
+    def _rate(self, grade: int | None) -> Rate:
+        """The cheap one's; without a grade, as of the best grade: it is only told apart from silence."""
+        return self._cheap[-1 if grade is None else bisect_right(GRADES, grade) - 1]
+
+    def _remember(self, ask: Ask, tree: DraftTree, rate: Rate) -> None:
+        if len(tree):
+            self._last[ask.request.id] = _Guess(tree, rate, len(ask.request.output))
 
     @staticmethod
     def _guesses(drafter: Drafter, asks: Sequence[Ask]) -> list[DraftTree]:
         if not asks:
             return []
+        if not drafter.needs.ranks:
+            asks = [replace(ask, budget=_narrowed(ask.budget, drafter.needs.width)) for ask in asks]
         return one_each(drafter.name, asks, drafter.propose(asks))
+
+
+def _narrowed(budget: Budget, width: int) -> Budget:
+    """For a drafter that looks at no prices: where only these would narrow its tree, it keeps to its own width."""
+    width = min(width, budget.width)
+    return replace(budget, width=width, nodes=min(budget.nodes, width * budget.depth)) if budget.prices else budget
+
+
+def _outcome(tree: DraftTree, said: Iterable[int]) -> tuple[int, int]:
+    """How many levels the tree has, and how many of them held what was said."""
+    child = {edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+    node: int | None = ROOT
+    accepted = 0
+    for token in said:
+        node = child.get((node, token)) if node is not None else None
+        accepted += node is not None
+    return max(tree.depths()), accepted
 
 
 def _both(first: Needs, second: Needs) -> Needs:

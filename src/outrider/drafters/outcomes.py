@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from outrider.drafters.base import Commit
 from outrider.drafters.candidates import Candidate
@@ -43,14 +43,3 @@ class Outcomes:
 
     def end(self, request: Request) -> None:
         self._last.pop(request.id, None)
-
-
-def outcome(tree: DraftTree, said: Iterable[int]) -> tuple[int, int]:
-    """How many levels a tree with nodes has, and how many of them held what was said."""
-    child = {edge: node for node, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
-    node: int | None = ROOT
-    accepted = 0
-    for token in said:
-        node = child.get((node, token)) if node is not None else None
-        accepted += node is not None
-    return max(tree.depths()), accepted

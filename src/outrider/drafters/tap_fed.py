@@ -28,8 +28,6 @@ IN_USE = 16
 """At most so many entries wait where a request ends and its drafter was in use."""
 MOST_PENDING = 4 * 2**20
 """Bytes of taps of one request that may wait for a proposal; entries beyond are written at once."""
-ON_CPU = 4
-"""So many times as many on a CPU, where memory is not short: a head that is not asked need not read a long prompt."""
 MAX_ROWS = 512
 """Rows of one pass that catches up."""
 
@@ -67,7 +65,7 @@ class Feed:
 
     def __init__(self, layers: Sequence[int], width: int, device: torch.device, block_size: int) -> None:
         self._layers = layers
-        self._most = max(IN_USE, MOST_PENDING * (ON_CPU if device.type == "cpu" else 1) // (4 * width))
+        self._most = max(IN_USE, min(MAX_ROWS, MOST_PENDING // (4 * width)))
         self._unknown = torch.zeros(1, width, device=device)
         self._device = device
         self._block_size = block_size

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from outrider.cache.pages import Pages
-from outrider.control.cost import CONTEXT, FAR, WIDTHS, Load, PassCost
+from outrider.control.cost import WIDTHS, PassCost
 from outrider.engine.memory import PASS
 from outrider.models.batch import BatchBuilder, FlatBatch
 from outrider.models.graph import BUCKETS
 from outrider.models.target import Target
 
+TYPICAL_CONTEXT = 256
+"""Keys that each row of a measured pass reads."""
 STREAMS, INNER = 8, 4
 """Float32 numbers of a row in a pass on a CPU, counted from above: in hidden channels, and in units of the MLP."""
 
@@ -46,26 +47,13 @@ def take_graphs(target: Target, pages: Pages, rows: int, block_size: int, taps: 
         target.forward(_blank(target, width, block_size), pages, taps=taps)
 
 
-def pass_cost(
-    target: Target,
-    pages: Pages,
-    block_size: int,
-    taps: tuple[int, ...] = (),
-    context: int = FAR,
-    kept: Mapping[str, Any] | None = None,
-) -> PassCost:
-    """Seconds of passes by rows, requests and keys, which read and write the block that belongs to nobody.
-
-    Args:
-        context: most known tokens of a request. kept: see `PassCost.measure`.
-    """
-    far = min(FAR, context, target.max_positions) - 1
-    return PassCost.measure(lambda load: _seconds(target, pages, load, block_size, taps), far=far, kept=kept)
+def pass_cost(target: Target, pages: Pages, block_size: int, taps: tuple[int, ...] = ()) -> PassCost:
+    """Seconds of passes by rows, which read and write the block that belongs to nobody."""
+    return PassCost.measure(lambda rows: _seconds(target, pages, rows, block_size, taps))
 
 
-def _seconds(target: Target, pages: Pages, load: Load, block_size: int, taps: tuple[int, ...]) -> float:
-    context = CONTEXT if load.keys is None else load.keys // load.rows
-    batch = _blank(target, load.rows, block_size, context, requests=load.requests)
+def _seconds(target: Target, pages: Pages, rows: int, block_size: int, taps: tuple[int, ...]) -> float:
+    batch = _blank(target, rows, block_size)
     started = time.perf_counter()
     target.forward(batch, pages, taps=taps).logits[-1, -1].item()  # waits for the device
     return time.perf_counter() - started
@@ -95,20 +83,14 @@ def _counted(target: Target, num_taps: int, rows: int, logit_rows: int) -> int:
 
 
 def _blank(
-    target: Target,
-    rows: int,
-    block_size: int,
-    context: int = CONTEXT,
-    logit_rows: int | None = None,
-    requests: int = 1,
+    target: Target, rows: int, block_size: int, context: int = TYPICAL_CONTEXT, logit_rows: int | None = None
 ) -> FlatBatch:
-    """Rows, of so many requests, whose every slot lies in block 0; the last so many of them with logits (None: all)."""
+    """Rows of one request whose every slot lies in block 0; the last so many of them with logits (None: all)."""
     context = min(context, target.max_positions - 1)
     builder = BatchBuilder(block_size)
-    for number in range(requests):
-        builder.request([0] * (context // block_size + 1))
-        for _ in range(rows * number // requests, rows * (number + 1) // requests):
-            builder.node(0, context, [0])
+    builder.request([0] * (context // block_size + 1))
+    for _ in range(rows):
+        builder.node(0, context, [0])
     batch = builder.build(target.device)
     if logit_rows is None or logit_rows == rows:
         return batch

@@ -15,13 +15,13 @@ from outrider.cache.blocks import BlockPool
 from outrider.cache.ledger import Ledger
 from outrider.cache.pages import Pages
 from outrider.config import EngineConfig
+from outrider.control.cost import PassCost
 from outrider.control.depth import DEEPEST, Control
 from outrider.drafters.base import Drafter, Needs, Workshop
 from outrider.drafters.cascade import build
 from outrider.engine.drafter_probe import probe_drafter
 from outrider.engine.memory import MemoryPlan, Room, Wishes, plan_memory, slot_bytes
-from outrider.engine.pricing import control_of, price
-from outrider.engine.rehearsal import pass_bytes, take_graphs
+from outrider.engine.rehearsal import pass_bytes, pass_cost, take_graphs
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.seating import seating, seats_bytes
 from outrider.engine.step import Engine
@@ -62,7 +62,6 @@ class Resolved:
     width: int
     nodes: int
     adaptive: bool
-    objective: str
     acceptance: str
     exactness: str
     max_context: int
@@ -134,10 +133,11 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
     width = _width(config, drafter, reasons)
     nodes = config.nodes or depth * width
     max_context = _context(config, target, reasons)
+    needs = drafter.needs if drafter else Needs()
     memory = _plan(config, target, drafter, (depth, width, nodes), max_context)
     nodes, depth = min(nodes, memory.nodes), min(depth, nodes, memory.nodes)
     laps.end("memory plan")
-    control = control_of(config, drafter, depth, width, nodes)
+    control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, needs.ranks, needs.extra_rows)
     engine = _engine(config, target, drafter, control, max_context, memory)
     laps.end("graphs and prices of passes")
     doubts, found = None, None
@@ -158,7 +158,6 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
         width=width,
         nodes=nodes,
         adaptive=config.adaptive,
-        objective=config.objective,
         acceptance=config.acceptance,
         exactness=target.exactness if config.acceptance == "match" else "distribution",
         max_context=max_context,
@@ -168,7 +167,7 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
         prefix_cache=config.prefix_cache,
         in_flight=_in_flight(config, target, drafter),
         memory=memory,
-        pass_seconds=engine.control.prices.cost.table(),
+        pass_seconds=engine.control.cost.table(),
         start=laps.seconds,
         versions=versions(),
         probe=None if target.report is None else asdict(target.report),
@@ -224,10 +223,9 @@ def _engine(
     stacks = (drafter.name,) if drafter and needs.stack else ()
     ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
     take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
+    control.cost = pass_cost(target, pages, config.block_size, needs.taps)
     scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
-    engine = Engine(target, pages, scheduler, drafter, control, config.acceptance, _in_flight(config, target, drafter))
-    price(engine, versions())
-    return engine
+    return Engine(target, pages, scheduler, drafter, control, config.acceptance, _in_flight(config, target, drafter))
 
 
 def _context(config: EngineConfig, target: Target, reasons: dict[str, str]) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 from outrider.cache.ledger import Ledger
 from outrider.cache.pages import Pages
@@ -60,7 +58,6 @@ class Engine:
         self.control = control
         self.acceptance = acceptance
         self.fault: DrafterError | None = None
-        self.prices_file: Path | None = None  # where control's prices are kept for the next start
         self._contexts: dict[int, Context] = {}
         self._texts: dict[int, TextStream] = {}
         self.pipeline = (
@@ -99,9 +96,8 @@ class Engine:
         nodes = max(depth, chosen.nodes)
         depth = depth if self.drafter else 0
         wide = width or chosen.width
-        members = chosen.offers.members if width is None else [replace(m, width=None) for m in chosen.offers.members]
-        # What passes and guesses cost is learnt from these, too.
-        self.control = Control(chosen.prices, depth, wide, nodes, False, members, chosen.extra_rows)
+        self.control = Control(chosen.cost, depth, wide, nodes, adaptive=False, extra_rows=chosen.extra_rows)
+        self.control.drafting = chosen.drafting  # what a guess costs is learnt from these, too
         self.strict = True
         try:
             yield
@@ -149,11 +145,9 @@ class Engine:
         return [e for e in emissions if e.tokens or e.request.is_finished], record
 
     def _budgets(self) -> dict[int, Budget]:
-        decoding = self.scheduler.decoding()
-        grades: dict[int, tuple[int | None, ...]] | None = None
+        decoding, grades = self.scheduler.decoding(), {}
         with guarded(self):
-            if self.drafter and self.control.interesting(decoding):
-                grades = {request.id: graded(self.drafter, request) for request in decoding}
+            grades = {request.id: graded(self.drafter, request) for request in decoding} if self.drafter else {}
         return self.control.budget(decoding, grades) if self.drafter else {}
 
     def _begin(self, plan: Plan) -> None:
