@@ -11,8 +11,6 @@ import pytest
 from outrider import SamplingParams
 from tests.server.conftest import NAME, Live
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is heavy, and in no extra: pip install 'lm_eval[api]'")
-
 ASKED = [f"abc the {number} {word}" for number in range(6) for word in ("ab", "er", "é")]
 CHOICES = [" the ab", " er", " é abc"]
 STOP = "a"
@@ -35,6 +33,7 @@ def scored(served: Live, prompt: str, choice: str) -> float:
 
 
 def evaluate(served: Live, kind: str, folder: str, tmp_path: Path, docs: list[dict[str, Any]], **task: Any) -> dict:
+    lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is heavy, and in no extra: pip install 'lm_eval[api]'")
     file = tmp_path / "docs.jsonl"
     file.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
     config = {
