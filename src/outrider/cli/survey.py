@@ -15,7 +15,7 @@ from typing import Any
 from outrider.cli.drafters import named, settings_for
 from outrider.cli.render import notes, number, print_json, write
 from outrider.cli.session import fetch_if_missing
-from outrider.config import EngineConfig
+from outrider.config import ACCEPTANCE, EngineConfig
 from outrider.errors import ConfigError
 from outrider.measure.bench import PLAIN
 from outrider.measure.ceiling import GUESSES, Sureness, sureness
@@ -30,9 +30,6 @@ TREE_WIDTH = 4
 TREE_NODES = 32
 CASCADES = ("ngram+eagle3", "ngram+block", "suffix+eagle3", "suffix+block")
 """Pairs that `all` measures besides every drafter alone."""
-
-
-RULES = ("match", "rejection")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +69,11 @@ class Survey:
 
     def variants(self) -> list[Variant]:
         """Fixed shapes; at temperature 0 the two rules are the same."""
-        rules = (self.engine["acceptance"],) if "acceptance" in self.engine else RULES
+        rules = (self.engine["acceptance"],) if "acceptance" in self.engine else ACCEPTANCE
         return [
             Variant(drafter, temperature, rule, shape)
             for temperature in self.temperatures
-            for rule in (rules if temperature else RULES[:1])
+            for rule in (rules if temperature else ACCEPTANCE[:1])
             for shape in self.shapes()
             for drafter in self.drafters()
         ]

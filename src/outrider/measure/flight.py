@@ -14,6 +14,7 @@ import torch
 from outrider.engine.pipeline import Pipeline
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
+from outrider.kernels.graph_pool import GraphPool
 from outrider.measure.cycle import Decoding, seconds_of
 from outrider.models.graph import as_they_are
 from outrider.models.seats import Outline
@@ -138,16 +139,10 @@ def replayed(device: torch.device, run: Callable[[], object]) -> Callable[[], ob
 
     if device.type != "cuda":
         return inferring
-    with as_they_are(), torch.cuda.device(device):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                inferring()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            kept = inferring()
+    pool = GraphPool()
+    with as_they_are():
+        pool.warm_up(device, inferring)
+        graph, kept = pool.capture(device, inferring)
 
     def replay(kept: object = kept) -> None:  # what the graph writes lives as long as the graph
         graph.replay()
