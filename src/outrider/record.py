@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RequestCycle:
-    """One request's part of a cycle: nodes drafted, the tree's depth, tokens delivered, the drafter's grade, and
-    whether a guess was asked for, which may have come back empty.
+    """One request's part of a cycle: nodes drafted, the tree's depth, tokens delivered, the drafter's grade, whether a
+    guess was asked for, which may have come back empty, and how many accepted nodes it promised (None: nobody knows).
     """
 
     request_id: int
@@ -19,6 +19,7 @@ class RequestCycle:
     delivered: int
     grade: int | None = None
     asked: bool = False
+    promised: float | None = None
 
 
 class Laps:
@@ -44,7 +45,8 @@ class Record:
     """One call of `step`: rows of the pass, what each decoding request drafted and got, seconds by part.
 
     Attributes:
-        overlaps: a cycle on the device beside others: only `seconds_total` is known, from the end of the one before.
+        keys: that all rows read together. overlaps: a cycle on the device beside others: only `seconds_total` is known,
+            from the end of the one before.
     """
 
     rows: int
@@ -54,6 +56,7 @@ class Record:
     seconds_verify: float
     seconds_sample: float
     seconds_total: float
+    keys: int = 0
     overlaps: bool = False
 
 

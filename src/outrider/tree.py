@@ -54,11 +54,13 @@ class DraftTree:
         parents: N indices into `tokens`, `ROOT` for the first level.
         laws: under the rejection rule, the law each node was drawn from: `(N, V) float32`, one row a node, rows of
             siblings being the parent's law *before* any sibling was removed; `None` means point masses.
+        promise: nodes that its drafter expects to be accepted; `None` where it weighs none.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     laws: Tensor | None = field(default=None, compare=False, repr=False)
+    promise: float | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
         return len(self.tokens)

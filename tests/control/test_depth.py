@@ -115,7 +115,7 @@ def test_the_table_is_monotone_and_follows_new_measurements() -> None:
 def test_slow_passes_are_not_measured_at_every_width() -> None:
     now = 0.0
 
-    def run(width: int) -> float:
+    def run(width: int, context: int) -> float:
         nonlocal now
         now += 0.1 * width
         return 0.1 * width
@@ -169,7 +169,7 @@ def test_guesses_that_come_back_empty_count_as_guesses() -> None:
 def test_cold_first_guesses_do_not_price_a_drafter() -> None:
     """The first guess of a request comes after a whole prompt, the first of all in cold code: neither is a price."""
     control = Control(PassCost(FLAT), depth=8, width=1, ranks=True)
-    price = control.drafting[False]
+    price = control.prices.drafting[False]
 
     def guess(request: Request, seconds: float) -> None:
         control.budget([request])

@@ -10,7 +10,7 @@ import pytest
 from outrider.control.cost import PassCost
 from outrider.control.depth import Control
 from outrider.control.draft_cost import DraftCost
-from outrider.control.purse import MOST_GAINED, SHARE, Purses
+from outrider.control.purse import COMMON_FIRST, COMMON_SHARE, DEAR, SHARE, START, Purses
 from outrider.record import Record, RequestCycle
 from outrider.request import Request, SamplingParams
 
@@ -83,21 +83,32 @@ def test_a_useless_drafter_that_reads_prompts_costs_no_more_than_the_share(promp
     assert num_asked > 4
 
 
-def test_a_purse_is_bounded_and_what_is_left_passes_on() -> None:
+def test_what_a_request_may_lose_is_bounded_by_its_time() -> None:
+    """Near misses are paid by the request itself, dear guesses and reading by the common purse, and gains by nobody."""
     purses = Purses()
-    for _ in range(5000):
-        purses.settle(0, 5.0, 0.0)
-    assert purses.of(0) == purses.of(1) == MOST_GAINED
-    purses.settle(0, -2 * MOST_GAINED, 0.0)
-    assert purses.of(0) == -MOST_GAINED
-    assert purses.of(1) == 0.0
-    purses.settle(1, 0.0, 3.0)
-    assert purses.of(1) == 0.0  # reading empties, and leaves no debt
-    for _ in range(100):
-        purses.earn(1, 1.0)
-    purses.forget(0)
-    purses.forget(1)
-    assert purses.of(2) == pytest.approx(100 * SHARE)
+    purses.begin(0)
+    tries = 0
+    for _ in range(1000):
+        while purses.affords(0, 0.25, 0.0):
+            purses.pay(0, 0.25, 0.0)
+            tries += 1
+        purses.earn(1)
+    assert tries * 0.25 == pytest.approx(START + 1000 * SHARE, abs=0.25)
+    assert purses.affords(0, -1.0, 0.0)
+
+
+@pytest.mark.parametrize(("loss", "reading"), [(2 * DEAR, 0.0), (0.1, 3.0)])
+def test_what_is_dear_is_paid_by_all_and_by_one_at_a_time(loss: float, reading: float) -> None:
+    purses = Purses()
+    price, spent = (loss if loss > DEAR else 0.0) + reading, 0.0
+    for _ in range(2000):
+        asked = [number for number in range(8) if purses.affords(number, loss, reading)]
+        for number in asked:
+            purses.pay(number, loss, reading)
+            spent += price
+            purses.forget(number)  # the next one is as new as this one was
+        purses.earn(8)
+    assert COMMON_SHARE * 16000 * 0.8 < spent <= COMMON_FIRST + COMMON_SHARE * 16000
 
 
 @pytest.mark.parametrize(("fixed", "level"), [(3e-3, 0.0), (0.0, 0.5e-3), (1e-3, 0.3e-3)])

@@ -72,7 +72,7 @@ class Watched:
     blind: dict[int, range] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        trees = self.inner._grower._trees if hasattr(self.inner, "_grower") else self.inner._trees
+        trees = self.inner.trees
         self._grow, trees.grow = trees.grow, self.grow
         self._observe, self.inner.observe = self.inner.observe, self.observe
 

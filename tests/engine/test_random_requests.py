@@ -134,7 +134,9 @@ def check_books(engine: Engine, clients: dict[int, Client]) -> None:
     assert engine.ledger.pool.num_held == 0
     assert not engine._contexts
     assert not engine._texts
-    assert not engine.control._idle
+    assert not engine.control._lives._lives
+    assert not engine.control.shapes._own
+    assert not engine.control.purses._own
     assert not engine.control.acceptance._requests
     if engine.pipeline:
         assert not engine.pipeline._taken

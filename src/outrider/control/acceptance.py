@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 MEMORY = 24.0
 """Trials after which old evidence has lost most of its weight: text changes its nature within a few sentences."""
@@ -11,10 +11,6 @@ SHRINK = 4.0
 """The pool counts as much as so many of a request's own trials."""
 PRIOR_TRIALS = 4.0
 PRIOR_RATE = 0.6
-SHAPE_WEIGHT = 0.08
-"""Weight of one new tree in its request's means."""
-HOPED = (3.0, 4.0, 4.0)
-"""Tokens accepted, nodes and levels of a tree before any was seen: worth a try, and soon given up."""
 STEPS = (1, 2, 3, 4, 6, 9, 16)
 """Grades that are counted apart begin here, where the lengths of matches began to differ (docs/measurements.md)."""
 
@@ -54,42 +50,6 @@ class Acceptance:
         trials, step = min(depth, accepted + 1), _step(grade)
         self._pool.setdefault(step, _prior()).add(accepted, trials)
         self._requests.setdefault(request_id, {}).setdefault(step, _Counts()).add(accepted, trials)
-
-    def forget(self, request_id: int) -> None:
-        self._requests.pop(request_id, None)
-
-
-@dataclass(slots=True)
-class Shape:
-    """Means of the trees that a drafter which ranks its guesses makes by itself: tokens accepted, nodes, levels."""
-
-    accepted: float
-    nodes: float
-    levels: float
-
-    def learn(self, accepted: int, nodes: int, levels: int, weight: float) -> None:
-        self.accepted += weight * (accepted - self.accepted)
-        self.nodes += weight * (nodes - self.nodes)
-        self.levels += weight * (levels - self.levels)
-
-
-class Shapes:
-    """A shape a request; a new one begins as the mean of all."""
-
-    def __init__(self) -> None:
-        self._pool = Shape(*HOPED)
-        self._num_trees = 1
-        self._requests: dict[int, Shape] = {}
-
-    def of(self, request_id: int) -> Shape:
-        return self._requests.get(request_id, self._pool)
-
-    def learn(self, request_id: int, accepted: int, nodes: int, levels: int) -> None:
-        own = self._requests.setdefault(request_id, replace(self._pool))
-        self._num_trees += 1
-        weight = max(SHAPE_WEIGHT, 1 / self._num_trees)  # the first ones count in full: what was hoped is no evidence
-        for shape in (own, self._pool):
-            shape.learn(accepted, nodes, levels, weight)
 
     def forget(self, request_id: int) -> None:
         self._requests.pop(request_id, None)

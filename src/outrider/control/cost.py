@@ -1,10 +1,11 @@
-"""Measured seconds of a target pass by its rows."""
+"""Measured seconds of a target pass by its rows and the keys that they read."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 PATIENCE = 1.5
@@ -13,58 +14,98 @@ REFINE = 0.05
 """Weight of one new measurement: a busy machine must not swing the table."""
 SHARED = 0.75
 """Share of a change that is taken for the machine's, or the context's, and so for that of every width."""
+CONTEXT, LONG = 256, 1024
+"""Keys that each row of a measured pass reads, and where it is measured what more keys take."""
+FEW, SEVERAL = 1, 8
+"""Rows of those."""
 OUTLIER = 2.0
 """What took longer than so many times the expected counts as that."""
 
 
 class PassCost:
-    """A monotone table of seconds by rows; linear between its widths, proportional beyond the last."""
+    """A monotone table of seconds by rows that read `CONTEXT` keys each; linear between its widths, proportional beyond
+    the last. What lies at more keys, or fewer, costs or saves a part a key.
 
-    def __init__(self, seconds: Mapping[int, float]) -> None:
+    Args:
+        key: seconds of a key more of each request. row_key: of a key more of each further row of one request: the
+            first one has brought it into the caches.
+    """
+
+    def __init__(self, seconds: Mapping[int, float], key: float = 0.0, row_key: float = 0.0) -> None:
         self._widths = sorted(seconds)
         self._seconds = [seconds[width] for width in self._widths]
+        self._monotone = list(accumulate(self._seconds, max))
+        self.key, self.row_key = key, row_key
 
     @classmethod
     def measure(
         cls,
-        run: Callable[[int], float],
+        run: Callable[[int, int], float],
         widths: tuple[int, ...] = WIDTHS,
         repeats: int = 3,
+        longest: int = LONG,
         clock: Callable[[], float] = time.perf_counter,
     ) -> PassCost:
-        """`run(width)` makes one pass and returns its seconds; the least of `repeats` counts, after a warm-up.
+        """`run(width, context)` makes one pass of a request's rows and returns its seconds; the least of `repeats`
+        counts, after a warm-up.
 
         Where passes are slow, wide ones are left out (the table then grows in proportion), so that a start stays short.
+        longest: keys that a row may read.
         """
+
+        def least(width: int, context: int) -> float:
+            run(width, context)
+            return min(run(width, context) for _ in range(repeats))
+
         table: dict[int, float] = {}
         started = clock()
         for width in widths:
             if table and clock() - started > PATIENCE:
                 break
-            run(width)
-            table[width] = min(run(width) for _ in range(repeats))
-        return cls(table)
+            table[width] = least(width, CONTEXT)
+        more = min(LONG, longest) - CONTEXT
+        if more < CONTEXT or SEVERAL not in table or clock() - started > PATIENCE:
+            return cls(table)
+        few, several = (least(width, CONTEXT + more) - table[width] for width in (FEW, SEVERAL))
+        key = max(0.0, few / more)
+        return cls(table, key, max(0.0, (several / more - key) / (SEVERAL - FEW)))
 
-    def seconds(self, rows: int) -> float:
-        """Expected seconds of a pass; never falls as rows grow."""
-        index = bisect_left(self._widths, rows)
-        monotone = max(self._seconds[: index + 1])
-        if index == len(self._widths):
-            return monotone * rows / self._widths[-1]
-        if self._widths[index] == rows or index == 0:
-            return monotone
-        low, high = self._widths[index - 1], self._widths[index]
-        floor = max(self._seconds[:index])
-        return floor + (monotone - floor) * (rows - low) / (high - low)
+    def seconds(self, rows: int, requests: int = 1, context: float = CONTEXT) -> float:
+        """Expected seconds of a pass; never falls as rows grow. context: keys that a row reads, in the mean."""
+        base = self._base(rows)
+        more = (context - CONTEXT) * (self.key * requests + self.row_key * max(0, rows - requests))
+        return max(base + more, base / 2)
 
     def table(self) -> dict[int, float]:
-        return {width: self.seconds(width) for width in self._widths}
+        return {width: self._base(width) for width in self._widths}
 
-    def learn_pass(self, rows: int, seconds: float) -> None:
+    def learn_pass(self, rows: int, seconds: float, requests: int = 1, context: float = CONTEXT) -> None:
         """Refine the entry of exactly this width, and with a part of the change the others, since what slows a machine
         slows every width; outliers are cut.
         """
-        expected = self.seconds(rows)
-        for index, width in enumerate(self._widths):
-            old, weight = (self._seconds[index], REFINE) if width == rows else (expected, REFINE * SHARED)
-            self._seconds[index] *= 1 + weight * (min(seconds / old, OUTLIER) - 1)
+        expected = self.seconds(rows, requests, context)
+        more = expected - self._base(rows)
+        shared = _step(seconds / expected, SHARED)
+        told = [entry * shared for entry in self._seconds]
+        index = bisect_left(self._widths, rows)
+        if index < len(self._widths) and self._widths[index] == rows:
+            # A narrower pass may be known to be dearer than this one: an entry is held to itself.
+            told[index] = self._seconds[index] * _step(seconds / (self._seconds[index] + more), 1.0)
+        self._seconds, self._monotone = told, list(accumulate(told, max))
+        self.key *= shared
+        self.row_key *= shared
+
+    def _base(self, rows: int) -> float:
+        index = bisect_left(self._widths, rows)
+        if index == len(self._widths):
+            return self._monotone[-1] * rows / self._widths[-1]
+        if self._widths[index] == rows or index == 0:
+            return self._monotone[index]
+        low, high = self._widths[index - 1], self._widths[index]
+        floor = self._monotone[index - 1]
+        return floor + (self._monotone[index] - floor) * (rows - low) / (high - low)
+
+
+def _step(ratio: float, share: float) -> float:
+    """What an entry is multiplied by where its pass took `ratio` times as long as expected."""
+    return 1 + REFINE * share * (min(ratio, OUTLIER) - 1)

@@ -27,13 +27,17 @@ class DraftCost:
     """
 
     def __init__(self) -> None:
-        self._num_seen = 0
+        self._num_seen = self._num_read = 0
         self._levels = 0.0
         self._seconds = 0.0
         self._variance = 0.0
         self._covariance = 0.0
         self.catch_up = 0.0
         """Expected seconds of a token that a lagging drafter must read first."""
+
+    def knows(self, reads: bool) -> bool:
+        """Whether a guess was ever seen, and reading, where it `reads` a text first."""
+        return self._num_seen > 0 and (self._num_read > 0 or not reads)
 
     @property
     def level(self) -> float:
@@ -64,6 +68,7 @@ class DraftCost:
 
     def learn_catch_up(self, levels: int, seconds: float, lag: int) -> None:
         """A guess whose drafter had to read `lag` tokens first: no measure of the levels, only of the reading."""
+        self._num_read += 1
         if lag >= READING:
             rest = max(0.0, seconds - self.seconds(levels)) / lag
             self.catch_up = min(rest, DEARER * self.catch_up) if self.catch_up else rest

@@ -1,55 +1,71 @@
-"""What a request may lose to guesses: a purse in tokens of plain decoding, filled by a share of its time and by gains.
-
-A sequential test with a bounded loss: while guesses bring more than they cost the purse stays full and they go on; ones
-that lose drain it, and then no more is spent on them than the share. A running mean cannot do that: it forgets by
-chance what pays, and while nothing is asked it learns nothing.
-"""
+"""What may be lost to finding out whether guesses pay by now, in tokens of plain decoding: a share of the time."""
 
 from __future__ import annotations
 
-SHARE = 0.017
-"""Of its time that every request may spend on finding out whether guesses pay by now."""
-MOST_GAINED = 4.0
-"""What guesses gained fills no purse further: so much is lost at most where a text changes from one that pays."""
-MOST = 24.0
-"""What was left unspent does: a drafter may have to read a long prompt before it can be tried."""
-FIRST = 2.0
-"""The first request's, before anything is known."""
+START = 0.5
+"""Of a new request: a few guesses that find nothing."""
+SHARE = 0.01
+"""Of a request's time that it may lose to guesses that promise no gain."""
+MOST = 4.0
+"""What was left unspent of that: so much is lost at most at once."""
+DEAR = 0.5
+"""A guess that is expected to lose more than this is paid out of the common purse."""
+COMMON_SHARE = 0.003
+"""Of all requests' time that may go into guesses that are dear, or whose drafter must read a text first."""
+COMMON_MOST = 24.0
+COMMON_FIRST = 4.0
+"""Before anything is known."""
 
 
 class Purses:
-    """One a request; a new one is as full as the pool, which gains and loses with all, and inherits what one leaves.
+    """One a request, and a common one for what is dear: a drafter may take longer to read a prompt than a share of one
+    request allows, and one guess among many requests keeps all of them waiting.
 
-    Where guesses never pay, that is the share and no more, however many requests come: one too short for a drafter that
-    must read its prompt first leaves the next one enough to try it.
+    A guess is paid for by what it was expected to lose, not by what it happened to bring: so texts about which little
+    is known, or whose guesses nearly pay, are asked often, hopeless ones seldom, and luck drains nothing.
     """
 
     def __init__(self) -> None:
-        self._pool = FIRST
-        self._own: dict[int, float] = {}
+        self._cycle = 0
+        self._common = COMMON_FIRST
+        self._lent = 0.0
+        self._own: dict[int, tuple[float, int]] = {}
+        """What a request had left, and in which cycle."""
 
-    def of(self, request_id: int) -> float:
-        """Tokens' worth of time that may be lost now."""
-        return self._own.get(request_id, self._pool)
-
-    def earn(self, request_id: int, tokens: float) -> None:
-        """A pass of so many tokens' worth of time went by."""
-        self._own[request_id] = min(MOST, self.of(request_id) + SHARE * tokens)
-
-    def settle(self, request_id: int, gain: float, catch_up: float) -> None:
-        """A guess is settled. gain: tokens accepted, less the time that guessing took in tokens, but for `catch_up`.
-
-        What a drafter spends on reading a text is an investment of the whole request: it empties a purse, but leaves no
-        debt that would keep what was read from being used.
+    def affords(self, request_id: int, loss: float, reading: float) -> bool:
+        """Whether a request may guess in this cycle, though it must be expected to lose so much, after reading for
+        `reading` tokens.
         """
-        own = self.of(request_id)
-        own = max(own - catch_up, min(own, 0.0))
-        self._own[request_id] = _gained(own, gain)
-        self._pool = max(0.0, _gained(self._pool, gain - catch_up))
+        own, common = _parts(loss, reading)
+        if self._left(request_id) < own or (common and self._common - self._lent < common):
+            return False
+        self._lent += common
+        return True
+
+    def pay(self, request_id: int, loss: float, reading: float) -> None:
+        """A guess was made that was expected to lose so much."""
+        own, common = _parts(loss, reading)
+        self._own[request_id] = (self._left(request_id) - own, self._cycle)
+        self._common = max(0.0, self._common - common)
+
+    def earn(self, tokens: int) -> None:
+        """A cycle of so many requests went by."""
+        self._cycle += 1
+        self._lent = 0.0
+        self._common = min(COMMON_MOST, self._common + COMMON_SHARE * tokens)
+
+    def begin(self, request_id: int) -> None:
+        self._own[request_id] = (START, self._cycle)
 
     def forget(self, request_id: int) -> None:
-        self._pool = max(self._pool, self._own.pop(request_id, 0.0))
+        self._own.pop(request_id, None)
+
+    def _left(self, request_id: int) -> float:
+        left, cycle = self._own.get(request_id, (START, self._cycle))
+        return min(MOST, left + SHARE * (self._cycle - cycle))
 
 
-def _gained(purse: float, gain: float) -> float:
-    return min(purse + gain, max(purse, MOST_GAINED))
+def _parts(loss: float, reading: float) -> tuple[float, float]:
+    """What the own and the common purse pay."""
+    loss = max(0.0, loss)
+    return (loss, reading) if loss <= DEAR else (0.0, loss + reading)

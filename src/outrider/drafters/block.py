@@ -80,7 +80,7 @@ class Block(TapFed):
             return logits, trust.tolist()
 
         logits, trust = self.head.anchored(blocks, tensor_of(starts, np.int64, device))
-        return self._trees.grow(asks, logits, expand, trust.tolist())
+        return self.trees.grow(asks, logits, expand, trust.tolist())
 
     def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
         self.write(unread(crew, outline), self._held.unread(crew, outline.reach))
@@ -107,7 +107,7 @@ class Block(TapFed):
 
     def end(self, request: Request) -> None:
         super().end(request)
-        self._trees.end(request)
+        self.trees.end(request)
 
     def _clamped(self, ask: Ask) -> Ask:
         """No deeper than a block."""

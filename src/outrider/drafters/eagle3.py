@@ -77,7 +77,7 @@ class Eagle3(TapFed):
             states = self._states(batch, states.index_select(0, tensor_of(level.origins, np.int64, device)))
             return self.head.logits(states), None
 
-        return self._trees.grow(asks, self.head.logits(states), expand)
+        return self.trees.grow(asks, self.head.logits(states), expand)
 
     def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
         batch = unread(crew, outline)
@@ -93,7 +93,7 @@ class Eagle3(TapFed):
 
     def end(self, request: Request) -> None:
         super().end(request)
-        self._trees.end(request)
+        self.trees.end(request)
 
     def _states(self, batch: FlatBatch, features: Tensor) -> Tensor:
         return self.head.states(batch.tokens, features, Rows(batch.positions, batch.slots, batch.keys))

@@ -73,6 +73,7 @@ class EarlyExit(Drafter):
             block_size,
             target.vocab_size,
         )
+        self.trees = self._grower.trees
 
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
         self._grower.observe(commits)

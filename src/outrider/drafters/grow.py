@@ -66,14 +66,14 @@ class Grower:
         self._run = run
         self._block_size = block_size
         self._batches = LevelBatches(block_size)
-        self._trees = Trees(Candidates(kernels, vocab_size, kept), acceptance)
+        self.trees = Trees(Candidates(kernels, vocab_size, kept), acceptance)
         self._on_device = DeviceTrees(kernels, vocab_size, kept)
 
     def grow(self, asks: Sequence[Ask], starts: Sequence[int], device: torch.device) -> list[DraftTree]:
         """One tree an ask. `starts`: the first known token of each request that this stack has no keys for."""
         scratch = Scratch(asks, self._batches)
         logits = self._catch_up(asks, starts, device)
-        return self._trees.grow(asks, logits, lambda level: (self._run(scratch.batch(level, device)), None))
+        return self.trees.grow(asks, logits, lambda level: (self._run(scratch.batch(level, device)), None))
 
     def read(self, asks: Sequence[Ask], device: torch.device) -> None:
         """Run all known tokens that the stack has not seen, but the last of each."""
@@ -87,10 +87,10 @@ class Grower:
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn from what became of the last trees."""
-        self._trees.observe(commits)
+        self.trees.observe(commits)
 
     def end(self, request: Request) -> None:
-        self._trees.end(request)
+        self.trees.end(request)
 
     def _catch_up(self, asks: Sequence[Ask], starts: Sequence[int], device: torch.device) -> Tensor:
         """Run all known tokens that the stack has not seen; logits (A, V_d) after the last of each."""

@@ -52,7 +52,7 @@ class Medusa(Drafter):
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
         target = self._workshop.target
         candidates = Candidates(target.kernels, target.vocab_size, self.heads.kept_ids, self.heads.rates)
-        self._trees = Trees(candidates, self._workshop.config.acceptance)
+        self.trees = Trees(candidates, self._workshop.config.acceptance)
         self._on_device = DeviceTrees(target.kernels, target.vocab_size, self.heads.kept_ids)
 
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
@@ -60,7 +60,7 @@ class Medusa(Drafter):
         for commit in commits:
             last = commit.rows[-1]
             self._taps[commit.request.id] = torch.cat([output.taps[layer][last] for layer in self.heads.taps])
-        self._trees.observe(commits)
+        self.trees.observe(commits)
 
     @torch.inference_mode()
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
@@ -75,7 +75,7 @@ class Medusa(Drafter):
         def expand(level: Level) -> tuple[Tensor, None]:
             return logits[[number[id(ask)] for ask in level.asks], level.depth], None
 
-        return self._trees.grow(asks, logits[:, 0], expand)
+        return self.trees.grow(asks, logits[:, 0], expand)
 
     def seat(self, num_seats: int, levels: int) -> None:
         self._held = HeldTaps(self.heads.taps, num_seats, levels + 1, self._workshop.target)
@@ -103,7 +103,7 @@ class Medusa(Drafter):
 
     def end(self, request: Request) -> None:
         self._taps.pop(request.id, None)
-        self._trees.end(request)
+        self.trees.end(request)
 
     def _clamped(self, ask: Ask) -> Ask:
         """No deeper than there are heads."""

@@ -41,9 +41,11 @@ class _Index:
         """
         if self._matches is None:  # the grade and the guess of one cycle ask for the same
             ends = self._ends.get(tuple(self.tokens[-2:]), [])[-1 - CANDIDATES : -1]  # the very last is the end itself
-            if not ends:
+            if ends:
+                self._matches = sorted(((self._length(end), end) for end in ends), reverse=True)
+            else:  # no two tokens match, so that one does
                 ends = self._ends.get(tuple(self.tokens[-1:]), [])[-1 - CANDIDATES : -1]
-            self._matches = sorted(((self._length(end), end) for end in ends), reverse=True)
+                self._matches = [(1, end) for end in reversed(ends)]
         return self._matches
 
     def continuations(self, depth: int, width: int) -> list[list[int]]:
@@ -85,7 +87,8 @@ class Ngram(Drafter):
         """The length of the longest match; 0 where nothing is to be guessed."""
         index = self._indexes[request.id]
         index.extend(request.tokens(len(index.tokens), request.num_tokens))
-        return max((length for length, _ in index.matches()), default=0)
+        matches = index.matches()
+        return matches[0][0] if matches else 0
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         return [self._guess(ask) for ask in asks]

@@ -66,6 +66,7 @@ class SmallModel(Drafter):
             return model.logits(batch, pages) if isinstance(model, TrimmedModel) else model.forward(batch, pages).logits
 
         self._grower = Grower(run, self._kernels, self._acceptance, block_size, self._vocab_size, self._kept)
+        self.trees = self._grower.trees
 
     def observe(self, batch: FlatBatch, output: TargetOutput, commits: Sequence[Commit]) -> None:
         self._grower.observe(commits)

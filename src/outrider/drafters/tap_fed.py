@@ -28,6 +28,8 @@ IN_USE = 16
 """At most so many entries wait where a request ends and its drafter was in use."""
 MOST_PENDING = 4 * 2**20
 """Bytes of taps of one request that may wait for a proposal; entries beyond are written at once."""
+ON_CPU = 4
+"""So many times as many on a CPU, where memory is not short: a head that is not asked need not read a long prompt."""
 MAX_ROWS = 512
 """Rows of one pass that catches up."""
 
@@ -65,7 +67,7 @@ class Feed:
 
     def __init__(self, layers: Sequence[int], width: int, device: torch.device, block_size: int) -> None:
         self._layers = layers
-        self._most = max(IN_USE, min(MAX_ROWS, MOST_PENDING // (4 * width)))
+        self._most = max(IN_USE, MOST_PENDING * (ON_CPU if device.type == "cpu" else 1) // (4 * width))
         self._unknown = torch.zeros(1, width, device=device)
         self._device = device
         self._block_size = block_size
@@ -223,7 +225,7 @@ class TapFed(Drafter):
         self._block_size = block_size
         self._feed = Feed(self.head.taps, len(self.head.taps) * target.hidden_size, target.device, block_size)
         candidates = Candidates(target.kernels, target.vocab_size, self.head.kept_ids)
-        self._trees = Trees(candidates, self._workshop.config.acceptance)
+        self.trees = Trees(candidates, self._workshop.config.acceptance)
         self._on_device = DeviceTrees(target.kernels, target.vocab_size, self.head.kept_ids)
 
     def write(self, batch: FlatBatch, taps: Tensor) -> Tensor | None:
@@ -237,7 +239,7 @@ class TapFed(Drafter):
         self._feed.observe(output, commits)
         for entries, taps in self._feed.overdue(commits):
             self.write(entries, taps)
-        self._trees.observe(commits)
+        self.trees.observe(commits)
 
     def seen(self, request: Request) -> int | None:
         return self._feed.done(request)

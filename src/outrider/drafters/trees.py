@@ -97,7 +97,7 @@ class Trees:
     def __init__(self, candidates: Candidates, acceptance: str) -> None:
         self._candidates = candidates
         self._rejects = acceptance == "rejection"
-        self._outcomes = Outcomes()
+        self.outcomes = Outcomes()
 
     def grow(
         self, asks: Sequence[Ask], logits: Tensor, expand: Expand, trust: Sequence[float] | None = None
@@ -125,10 +125,10 @@ class Trees:
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Learn from what became of each request's last tree."""
-        self._outcomes.observe(commits)
+        self.outcomes.observe(commits)
 
     def end(self, request: Request) -> None:
-        self._outcomes.end(request)
+        self.outcomes.end(request)
 
     def _sprout(self, sprouts: Sequence[_Sprout], logits: Tensor, trust: Sequence[float] | None) -> None:
         """Give every node of the frontiers its children."""
@@ -200,8 +200,9 @@ class Trees:
         picked = [sprout.candidates[node] for node in chosen]
         parents = [places[sprout.parents[node]] for node in chosen]
         laws = torch.stack([sprout.laws[node] for node in chosen]) if sprout.laws else None
-        tree = DraftTree(tuple(candidate.token for candidate in picked), tuple(parents), laws)
-        self._outcomes.remember(sprout.ask.request, tree, picked)
+        promise = sum(sprout.weights[node] for node in chosen)
+        tree = DraftTree(tuple(candidate.token for candidate in picked), tuple(parents), laws, promise)
+        self.outcomes.remember(sprout.ask.request, tree, picked)
         return tree
 
 

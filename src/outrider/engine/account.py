@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float, seconds_total: float) -> Record:
     """The record of a pass. A request's seconds are those of every pass it took part in, shared with others or not."""
     cycles = []
-    prefill_rows = 0
+    prefill_rows = keys = 0
     for work, tree, emission in zip(flight.plan.works, flight.trees, emissions, strict=True):
         tally = work.request.tally
         tally.seconds_total += seconds_total
         if work.is_cycle and emission.tokens:
             depth = max(tree.depths(), default=0)
             budget = work.budget
-            cycles.append(
-                RequestCycle(work.request.id, len(tree), depth, len(emission.tokens), budget.grade, budget.nodes > 0)
-            )
+            asked = budget.grade, budget.nodes > 0, tree.promise if len(tree) else 0.0
+            cycles.append(RequestCycle(work.request.id, len(tree), depth, len(emission.tokens), *asked))
             tally.count(len(tree), len(emission.tokens))
             tally.seconds_draft += flight.seconds_draft
             tally.seconds_verify += flight.seconds_verify
             tally.seconds_sample += seconds_sample
         else:
             tally.seconds_prefill += seconds_total
+        keys += (work.num_rows + len(tree)) * (work.start + work.num_rows)
         if not work.is_cycle or work.num_rows > 1:
             prefill_rows += work.num_rows
     return Record(
@@ -42,6 +42,7 @@ def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float,
         seconds_verify=flight.seconds_verify,
         seconds_sample=seconds_sample,
         seconds_total=seconds_total,
+        keys=keys,
     )
 
 
@@ -66,5 +67,6 @@ def flown(flight: Aloft, emissions: Sequence[Emission], told: Sequence[Sequence[
         seconds_verify=0.0,
         seconds_sample=0.0,
         seconds_total=seconds,
+        keys=sum(request.num_tokens for request in flight.requests) * (flight.outline.nodes + 1),
         overlaps=True,
     )

@@ -9,14 +9,12 @@ from functools import partial
 import torch
 
 from outrider.cache.pages import Pages
-from outrider.control.cost import WIDTHS, PassCost
+from outrider.control.cost import CONTEXT, LONG, WIDTHS, PassCost
 from outrider.engine.memory import PASS
 from outrider.models.batch import BatchBuilder, FlatBatch
 from outrider.models.graph import BUCKETS
 from outrider.models.target import Target
 
-TYPICAL_CONTEXT = 256
-"""Keys that each row of a measured pass reads."""
 STREAMS, INNER = 8, 4
 """Float32 numbers of a row in a pass on a CPU, counted from above: in hidden channels, and in units of the MLP."""
 
@@ -49,11 +47,18 @@ def take_graphs(target: Target, pages: Pages, rows: int, block_size: int, taps: 
 
 def pass_cost(target: Target, pages: Pages, block_size: int, taps: tuple[int, ...] = ()) -> PassCost:
     """Seconds of passes by rows, which read and write the block that belongs to nobody."""
-    return PassCost.measure(lambda rows: _seconds(target, pages, rows, block_size, taps))
+    longest = min(target.max_positions - 1, pages.num_slots - block_size, LONG)
+    for stack in (*pages.keys, *pages.values):
+        stack[: longest + 1] = 0  # memory that nobody wrote to is read from one page of zeros, which is always at hand
+
+    def run(rows: int, context: int) -> float:
+        batch = _blank(target, rows, block_size, context, spread=context <= longest)
+        return _seconds(target, pages, batch, taps)
+
+    return PassCost.measure(run, longest=longest)
 
 
-def _seconds(target: Target, pages: Pages, rows: int, block_size: int, taps: tuple[int, ...]) -> float:
-    batch = _blank(target, rows, block_size)
+def _seconds(target: Target, pages: Pages, batch: FlatBatch, taps: tuple[int, ...]) -> float:
     started = time.perf_counter()
     target.forward(batch, pages, taps=taps).logits[-1, -1].item()  # waits for the device
     return time.perf_counter() - started
@@ -83,12 +88,21 @@ def _counted(target: Target, num_taps: int, rows: int, logit_rows: int) -> int:
 
 
 def _blank(
-    target: Target, rows: int, block_size: int, context: int = TYPICAL_CONTEXT, logit_rows: int | None = None
+    target: Target,
+    rows: int,
+    block_size: int,
+    context: int = CONTEXT,
+    logit_rows: int | None = None,
+    spread: bool = False,
 ) -> FlatBatch:
-    """Rows of one request whose every slot lies in block 0; the last so many of them with logits (None: all)."""
+    """Rows of one request that are written to block 0; the last so many of them with logits (None: all).
+
+    spread: they read blocks of their own each, as a request's keys lie, and not the same one again and again.
+    """
     context = min(context, target.max_positions - 1)
     builder = BatchBuilder(block_size)
-    builder.request([0] * (context // block_size + 1))
+    num_blocks = context // block_size + 1
+    builder.request(list(range(num_blocks)) if spread else [0] * num_blocks)
     for _ in range(rows):
         builder.node(0, context, [0])
     batch = builder.build(target.device)

@@ -97,7 +97,7 @@ class Engine:
         depth = depth if self.drafter else 0
         wide = width or chosen.width
         self.control = Control(chosen.cost, depth, wide, nodes, adaptive=False, extra_rows=chosen.extra_rows)
-        self.control.drafting = chosen.drafting  # what a guess costs is learnt from these, too
+        self.control.prices = chosen.prices  # what passes and guesses cost is learnt from these, too
         self.strict = True
         try:
             yield
@@ -146,8 +146,10 @@ class Engine:
 
     def _budgets(self) -> dict[int, Budget]:
         decoding, grades = self.scheduler.decoding(), {}
+        if self.drafter is None or not self.control.looks(decoding):
+            return {}
         with guarded(self):
-            grades = {request.id: graded(self.drafter, request) for request in decoding} if self.drafter else {}
+            grades = {request.id: graded(self.drafter, request) for request in decoding}
         return self.control.budget(decoding, grades) if self.drafter else {}
 
     def _begin(self, plan: Plan) -> None:
