@@ -216,6 +216,7 @@ def likeliest_paths(
     """
     picked: list[Candidate] = []
     parents: list[int] = []
+    promise = 0.0
     found = itertools.count()
     heap: list[tuple[float, int, int, int, Candidate, State]] = []
 
@@ -232,10 +233,11 @@ def likeliest_paths(
             offer(len(picked), -negative, depth + 1, after)
         picked.append(candidate)
         parents.append(parent)
+        promise -= negative
     order = lines_first(range(len(picked)), parents)
     places = {node: place for place, node in enumerate(order)} | {ROOT: ROOT}
     picked, parents = [picked[node] for node in order], [places[parents[node]] for node in order]
-    return DraftTree(tuple(candidate.token for candidate in picked), tuple(parents)), picked
+    return DraftTree(tuple(candidate.token for candidate in picked), tuple(parents), promise=promise), picked
 
 
 def lines_first(nodes: Sequence[int], parents: Sequence[int]) -> list[int]:
