@@ -37,7 +37,7 @@ class Trace:
     moments: dict[int, tuple[Node, ...]]
 
     def to_json(self) -> str:
-        cells = {p: [[t, q, round(prior, 3), r, c] for t, q, prior, r, c in n] for p, n in self.moments.items()}
+        cells = {p: [[t, q, float(f"{prior:.3g}"), r, c] for t, q, prior, r, c in n] for p, n in self.moments.items()}
         return json.dumps([self.task, self.temperature, self.prompt, self.output, cells], separators=(",", ":"))
 
     @classmethod
@@ -57,8 +57,10 @@ def load_traces(path: Path) -> list[Trace]:
         return [Trace.from_json(line) for line in file]
 
 
-def record(llm: Any, prompts: Iterable[tuple[str, Any]], params: SamplingParams) -> list[Trace]:
+def record(llm: Any, prompts: Iterable[tuple[str, Any]], params: SamplingParams, faint: float = FAINT) -> list[Trace]:
     """One trace a prompt, given as (task, prompt), one after the other, by an `LLM` whose drafter ranks its guesses.
+
+    faint: the least chance of a guess, path and all, that is kept.
 
     Raises:
         ConfigError: without such a drafter, or where a prompt failed.
@@ -70,7 +72,7 @@ def record(llm: Any, prompts: Iterable[tuple[str, Any]], params: SamplingParams)
             "nothing can be recorded of this drafter: name one that ranks its guesses, such as small_model"
         )
     told, inner = [], engine.drafter
-    with _listening(trees) as outcomes, engine.always_guessing(DEPTH, WIDTH):
+    with _listening(trees, faint) as outcomes, engine.always_guessing(DEPTH, WIDTH):
         engine.drafter = _Silent(inner)
         try:
             for task, prompt in prompts:
@@ -91,8 +93,9 @@ def record(llm: Any, prompts: Iterable[tuple[str, Any]], params: SamplingParams)
 class _Listening(Outcomes):
     """Keeps what was guessed, and learns nothing of what became of it: weights are the priors."""
 
-    def __init__(self) -> None:
+    def __init__(self, faint: float) -> None:
         super().__init__()
+        self._faint = faint
         self.heard: dict[int, dict[int, tuple[Node, ...]]] = {}
 
     def remember(self, request: Request, tree: DraftTree, candidates: Sequence[Candidate]) -> None:
@@ -101,7 +104,7 @@ class _Listening(Outcomes):
         nodes: list[Node] = []
         for node, (parent, candidate) in enumerate(zip(tree.parents, candidates, strict=True)):
             weights.append(candidate.prior * (weights[parent] if parent >= 0 else 1.0))
-            if weights[node] >= FAINT and parent in places:
+            if weights[node] >= self._faint and parent in places:
                 places[node] = len(nodes)
                 nodes.append((candidate.token, places[parent], candidate.prior, candidate.rank, candidate.cell))
         self.heard.setdefault(request.id, {})[len(request.output)] = tuple(nodes)
@@ -110,8 +113,8 @@ class _Listening(Outcomes):
 
 
 @contextmanager
-def _listening(trees: Trees) -> Iterator[_Listening]:
-    kept, trees.outcomes = trees.outcomes, (heard := _Listening())
+def _listening(trees: Trees, faint: float) -> Iterator[_Listening]:
+    kept, trees.outcomes = trees.outcomes, (heard := _Listening(faint))
     try:
         yield heard
     finally:
