@@ -35,7 +35,7 @@ def draw_rows(
     Args:
         operands: inputs (T, K), weights, scales and bias, and options: as `multiply.products` takes them.
         keyed: temperature, seeds, samples and positions of the rows, as `draw` takes them.
-        sizes: rows and outputs of a program, and lines of weights that it asks for ahead.
+        sizes: rows and outputs of a program, and bytes of an output's weights that it asks for ahead.
     """
     x = operands[0]
     num_rows, num_tiles = x.shape[0], triton.cdiv(vocab_size, sizes[1])
@@ -60,7 +60,7 @@ def draw_rows(
     return tokens
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tiles", "lines_ahead"], do_not_specialize_on_alignment=_ARRAYS)
+@triton.jit(do_not_specialize=["num_rows", "num_tiles", "bytes_ahead"], do_not_specialize_on_alignment=_ARRAYS)
 def _draw_tile(
     x,
     weight,
@@ -76,7 +76,7 @@ def _draw_tile(
     vocab_size,
     x_stride,
     num_tiles,
-    lines_ahead,
+    bytes_ahead,
     SHAPE: tl.constexpr,
     FLAGS: tl.constexpr,
     IS_LATE: tl.constexpr,
@@ -90,7 +90,7 @@ def _draw_tile(
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_row = t < num_rows
     own = tl.minimum(n, vocab_size - 1).to(tl.int64)
-    logits = products(x, weight, scales, bias, t, own, is_row, x_stride, lines_ahead, SHAPE, FLAGS, IS_LATE, OVERLAP)
+    logits = products(x, weight, scales, bias, t, own, is_row, x_stride, bytes_ahead, SHAPE, FLAGS, IS_LATE, OVERLAP)
     logits = tl.where((n < vocab_size)[:, None], logits, float("-inf"))
     heat = tl.load(temperature + t, mask=is_row, other=0.0)
     is_warm = heat != 0.0

@@ -8,12 +8,9 @@ import triton.language as tl
 from outrider.kernels.triton.launch import release, wait
 from outrider.kernels.triton.rows import activated
 
-LINE: tl.constexpr = tl.constexpr(128)
-"""Bytes that one request for memory brings into the cache."""
-
 
 # How many rows share a call must not choose another program for the same row.
-@triton.jit(do_not_specialize=["num_rows", "lines_ahead"])
+@triton.jit(do_not_specialize=["num_rows", "bytes_ahead"])
 def multiply(
     x,
     weight,
@@ -26,7 +23,7 @@ def multiply(
     x_stride,
     residual_stride,
     out_stride,
-    lines_ahead,
+    bytes_ahead,
     SHAPE: tl.constexpr,
     FLAGS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
@@ -45,7 +42,7 @@ def multiply(
     own = tl.minimum(n, num_outputs - 1).to(tl.int64)  # outputs beyond the last are computed twice, and not stored
     if IS_GATED:  # a gate and its partner in turns
         own = own // 2 + own % 2 * (num_outputs // 2)
-    sums = products(x, weight, scales, bias, t, own, is_row, x_stride, lines_ahead, SHAPE, FLAGS, IS_LATE, OVERLAP)
+    sums = products(x, weight, scales, bias, t, own, is_row, x_stride, bytes_ahead, SHAPE, FLAGS, IS_LATE, OVERLAP)
     if IS_GATED:
         pairs = tl.permute(tl.reshape(sums, (OUTPUTS // 2, 2, ROWS)), (0, 2, 1))
         gate, up = tl.split(pairs)
@@ -69,7 +66,7 @@ def products(
     own,
     is_row,
     x_stride,
-    lines_ahead,
+    bytes_ahead,
     SHAPE: tl.constexpr,
     FLAGS: tl.constexpr,
     IS_LATE: tl.constexpr,
@@ -78,9 +75,8 @@ def products(
     """The outputs `own` of the rows `t`, with their bias: (OUTPUTS, ROWS) float32.
 
     SHAPE: inputs in all; outputs, rows and inputs of a tile; weights that share a scale, 0 where none do or all of an
-    output do. FLAGS: whether there is a bias, a scale for each output, are weights float32, is this the interpreter,
-    are 8-bit weights hidden from the compiler.
-    lines_ahead: lines of every output's weights that are asked for before the inputs are there, as nobody writes those.
+    output do. FLAGS: whether there is a bias, a scale for each output, are weights float32, is this the interpreter.
+    bytes_ahead: of every output's weights, asked for before the inputs are there, as nobody writes those.
     IS_LATE: the successor is let go when the sums are there. Its programs take what room is left as soon as they may:
     beside half of a kernel's programs some multiprocessors would get two of them, and some none.
     """
@@ -94,7 +90,7 @@ def products(
     x_at = x + t.to(tl.int64)[:, None] * x_stride + k[None, :]
     release(OVERLAP and not IS_LATE)
     if OVERLAP:
-        _prefetch(weight + own * NUM_INPUTS, lines_ahead)
+        _prefetch(weight + own * NUM_INPUTS, bytes_ahead)
     wait(OVERLAP)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     if NUM_INPUTS <= INPUTS:
@@ -109,8 +105,6 @@ def products(
             inside = k < NUM_INPUTS - start
             w = tl.load(weight_at, mask=inside[None, :], other=0)
             rows = tl.load(x_at, mask=is_row[:, None] & inside[None, :], other=0.0)
-        if FLAGS[4]:
-            w = _hidden(w)
         if GROUP > 0:
             group = start // GROUP + tl.arange(0, INPUTS // GROUP)
             scales_at = scales + own[:, None] * (NUM_INPUTS // GROUP) + group[None, :]
@@ -138,21 +132,14 @@ def products(
 
 
 @triton.jit
-def _hidden(w):
-    """int8 as they are. The compiler no longer sees that they came from memory in 8 bits, for which it would feed
-    small tiles' instructions by fours of inputs, and large ones' by twos."""
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [w], dtype=tl.int8, is_pure=False, pack=4)
-
-
-@triton.jit
-def _prefetch(first, num_lines):
-    """Ask for the first lines of memory of every row at `first`, without waiting for them."""
+def _prefetch(first, num_bytes):
+    """Ask for the first bytes of every row at `first`, line by line of memory, without waiting for them."""
     bytes_at = first.to(tl.int64)
-    for line in range(num_lines):
+    for ahead in range(0, num_bytes, 128):
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
             "=r,l",
-            [bytes_at + line * LINE],
+            [bytes_at + ahead],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
