@@ -18,28 +18,31 @@ from torch import Tensor
 from outrider.kernels.packing import GROUP
 from outrider.kernels.triton.head import draw_rows
 from outrider.kernels.triton.launch import UNFUSED, launch_options, on_device
-from outrider.kernels.triton.multiply import multiply
+from outrider.kernels.triton.multiply import LINE, multiply
 from outrider.kernels.triton.rows import lookup_rows
 
-PREFETCHED = 32768
-"""Bytes of weights that a program asks for before its inputs are there."""
 DRAWN_NUMBERS = 2048
 """Logits of a tile that are drawn from by twice as many warps, as noise takes registers, too."""
 MOST_DRAWN = 128
 """Rows by which the tile of a draw is chosen at most: noise finds no registers beside a larger one."""
-LINE = 128
-"""Bytes that one request for memory brings into the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A program's share of the work: `outputs` x `rows`, `inputs` at a time, `stages` of them on their way."""
+    """A program's share of the work: `outputs` x `rows`, `inputs` at a time, `stages` of them on their way.
+
+    Attributes:
+        ahead: bytes of weights that a program asks for before its inputs are there. late: the next kernel is set up
+            when the sums are there, not at once; see `products`.
+    """
 
     outputs: int
     rows: int
     inputs: int
     warps: int
     stages: int
+    ahead: int = 32768
+    late: bool = True
 
 
 ANY = 1 << 62
@@ -162,6 +165,7 @@ class TritonLinear:
                 x.stride(0),
                 out.stride(0) if residual is None else residual.stride(0),
                 out.stride(0),
+                self._lines_ahead(tile),
                 HAS_RESIDUAL=residual is not None,
                 IS_GATED=activation is not None,
                 IS_GELU=activation == "gelu_tanh",
@@ -185,8 +189,9 @@ class TritonLinear:
         tile, x = self._choose(min(x.shape[0], MOST_DRAWN), x.device), x.to(self.input_dtype)
         if tile.outputs * tile.rows >= DRAWN_NUMBERS:
             tile = replace(tile, warps=8)
-        keyed = temperature, seeds, samples, positions
-        return draw_rows(self._operands(x), keyed, size, (tile.rows, tile.outputs), self._options(tile, x.device))
+        keyed, options = (temperature, seeds, samples, positions), self._options(tile, x.device)
+        sizes = tile.rows, tile.outputs, self._lines_ahead(tile)
+        return draw_rows(self._operands(x), keyed, size, sizes, options)
 
     def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Inputs, weights, scales and bias; what there is none of is not read."""
@@ -205,13 +210,15 @@ class TritonLinear:
         return {
             "SHAPE": (self.in_features, tile.outputs, tile.rows, tile.inputs, GROUP if by_group else 0),
             "FLAGS": (*flags, HIDES_EIGHT_BITS and self.scales is not None and not is_plain),
-            "PREFETCH": min(PREFETCHED // tile.outputs, self.in_features * self.weight.itemsize) // LINE,
-            "LINE": LINE,
+            "IS_LATE": tile.late,
             "OVERLAP": self._overlap,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
             **launch_options(self._overlap),
         }
+
+    def _lines_ahead(self, tile: Tile) -> int:
+        return min(tile.ahead // tile.outputs, self.in_features * self.weight.itemsize) // LINE.value
 
     def _choose(self, num_rows: int, device: torch.device) -> Tile:
         if device.type == "cpu":
