@@ -51,7 +51,7 @@ def guesses(engine: Engine) -> list[list[int]]:
 
 
 def are_alike(lockstep: list[list[int]], flying: list[list[int]]) -> None:
-    """On the device trees are cut to what a request may still say after they were drafted, the last perhaps to nothing."""
+    """On the device trees are cut to what may still be said after they were drafted, the last perhaps to nothing."""
     assert len(lockstep) <= len(flying) <= len(lockstep) + 1
     assert lockstep == [chain[: len(other)] for chain, other in zip(flying, lockstep, strict=False)] != []
 
