@@ -11,6 +11,7 @@ from outrider.cache.pages import Pages
 from outrider.control.depth import Control
 from outrider.drafters.base import Ask, Commit, Drafter, graded, lawful
 from outrider.engine import account
+from outrider.engine.economy import Economy, price_of
 from outrider.engine.ends import Emission, deliver, fail
 from outrider.engine.flight import Flight
 from outrider.engine.guard import guarded
@@ -57,6 +58,7 @@ class Engine:
         self.drafter = drafter
         self.control = control
         self.acceptance = acceptance
+        self.economy = Economy(lambda rows: price_of(self.control, rows)) if drafter else None
         self.fault: DrafterError | None = None
         self._contexts: dict[int, Context] = {}
         self._texts: dict[int, TextStream] = {}
@@ -137,7 +139,7 @@ class Engine:
             if emission.request.finish_reason is not None:
                 self._finish(emission.request, emission.request.finish_reason)
         ended = time.perf_counter()
-        record = account.record(flight, emissions, seconds_sample=ended - began, seconds_total=ended - flight.started)
+        record = account.record(flight, emissions, ended - began, ended - flight.started, self.economy)
         self.control.learn(record)
         for emission in emissions:
             if emission.request.is_finished:
