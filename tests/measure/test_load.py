@@ -12,17 +12,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.measure.load import Client, Goal, Level, Sample, outcome, percentiles
+from outrider.measure.load import Client, Goal, Level, Sample, outcome
 from tests.server.conftest import live, open_tiny
 from tests.server.tiny_chat import save_tiny_chat
 
 ASKED = [[{"role": "user", "content": "abc the"}], [{"role": "user", "content": "the"}]]
-
-
-def test_percentiles_are_those_of_the_values() -> None:
-    assert percentiles([]) == {}
-    found = percentiles([float(value) for value in range(101)])
-    assert found == {"p50": 50.0, "p95": 95.0, "p99": 99.0}
 
 
 def test_an_outcome_sums_up_and_counts_what_was_good() -> None:

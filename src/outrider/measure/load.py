@@ -11,13 +11,11 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from outrider.errors import ConfigError
+from outrider.measure.intervals import percentiles
 from outrider.measure.prompts import Messages, Prompt
 from outrider.measure.servers import address, first_model
 
-PERCENTILES = (50, 95, 99)
 PLAIN = MappingProxyType({"speculation": {"enabled": False}})
 """What a body says to our own server to be drawn plainly."""
 
@@ -118,13 +116,6 @@ def outcome(level: str, samples: Sequence[Sample], seconds: float, goal: Goal) -
         whole=percentiles([sample.seconds for sample in answered]),
         tau=1 + sum(each["accepted"] for each in told) / cycles if cycles else None,
     )
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """P50, P95 and P99; empty where there are no values."""
-    if not values:
-        return {}
-    return {f"p{p}": float(value) for p, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
 
 
 class Client:
