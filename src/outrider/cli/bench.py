@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from outrider.cli.options import Json, MaxTokens, Model, PromptFiles, Raw, Settings, takes
-from outrider.cli.reports import room
 from outrider.cli.survey import Survey
 from outrider.cli.survey import run as run_survey
 from outrider.config import EngineConfig
@@ -83,6 +82,8 @@ def bench(
     `--drafter all`, or several joined by commas, also gives tau and acceptance by position as a chain and as a tree
     under both rules, or the one that `--acceptance` names (in batches, at a fixed shape).
     """
+    from outrider.cli.reports import room
+
     wanted = settings.engine.get("drafter", "auto")
     several = wanted == "all" or "," in wanted
     if several:

@@ -14,15 +14,11 @@ from typing import Any
 
 from outrider.cli.drafters import named, settings_for
 from outrider.cli.render import notes, print_json, write
-from outrider.cli.reports import origin, save
 from outrider.cli.session import fetch_if_missing
 from outrider.config import ACCEPTANCE, EngineConfig
 from outrider.errors import ConfigError
-from outrider.measure.bench_page import sections
-from outrider.measure.bench_report import Engines, report
 from outrider.measure.ceiling import Sureness, sureness
 from outrider.measure.contenders import Contender
-from outrider.measure.page import markdown
 from outrider.measure.prompts import Prompt
 from outrider.measure.survey import Pace, Row, Shape, Variant, by_task, measure_acceptance, measure_speed
 from outrider.request import SamplingParams
@@ -147,6 +143,11 @@ def run(survey: Survey, as_json: bool, out: Path | None = None) -> bool:
     Raises:
         ConfigError: for settings that no engine takes, or where nothing could be measured.
     """
+    from outrider.cli.reports import origin, save
+    from outrider.measure.bench_page import sections
+    from outrider.measure.bench_report import Engines, report
+    from outrider.measure.page import markdown
+
     if survey.several and "adaptive" in survey.engine:
         raise ConfigError("adaptive cannot be set for several drafters, which are measured in fixed ways: leave it out")
     if survey.several and survey.engine.get("depth") == 0:

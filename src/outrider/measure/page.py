@@ -27,7 +27,7 @@ th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align
 th { color: var(--faint); font-weight: 600; white-space: nowrap; }
 td.right, th.right { text-align: right; white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: .8rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: .8rem; }
 figure { margin: 0; padding: .8rem; border: 1px solid var(--line); border-radius: 8px; background: var(--raised); }
 figure.wide { grid-column: 1 / -1; }
 figcaption { color: var(--faint); font-size: .85rem; margin-top: .3rem; }
@@ -113,7 +113,7 @@ def _cell(text: str) -> str:
 
 
 def _is_figure(cell: str) -> bool:
-    return re.fullmatch(r"\W*(\d[\d.,%x ]*( to [\d.]+| \([^)]*\))*)?\W*", cell) is not None
+    return re.fullmatch(r"\W*(\d[\d.,%x /]*( (?:to|of) [\d.]+| \([^)]*\))*)?\W*", cell) is not None
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -92,7 +92,7 @@ def _curves(axes: Any, found: Any, x: str, y: str, even: float | None, doubling:
             if bounds is not None:
                 around = [[value - bounds[0]], [bounds[1] - value]]
                 axes.errorbar([place], [value], yerr=around, color=color, capsize=3, linewidth=1.2)
-    ticks = sorted({float(place) for curve in found if not curve.is_theory for place in curve.x})
+    ticks = sorted({float(place) for curve in found for place in curve.x})
     if doubling:
         axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

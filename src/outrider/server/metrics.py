@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.llm import LLM
@@ -76,6 +79,12 @@ class Metrics:
         self.whole = histogram("e2e_request_latency_seconds", "From arrival to the end of a sample.", WHOLE)
         self.prompt_size = histogram("request_prompt_tokens", "Prompt tokens of a sample.", SIZES)
         self.output_size = histogram("request_generation_tokens", "Completion tokens of a sample.", SIZES)
+
+    def memory(self, plan: Mapping[str, Any]) -> None:
+        """Tell what memory was planned for, in bytes."""
+        told = Gauge("outrider_memory_bytes", "Memory as planned.", ("purpose",), registry=self.registry)
+        for purpose in ("target", "drafter", "target_stack", "drafter_stack"):
+            told.labels(purpose).set(plan[purpose])
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""

@@ -51,6 +51,7 @@ class Server:
         """Put a server together; it begins with its application's lifespan."""
         name = config.served_name or llm.config.model
         metrics = Metrics(name, llm.resolved.drafter)
+        metrics.memory(llm.resolved.memory.to_json())
         preparer = Preparer(llm, config, name)
         voice = Voice(name, _fingerprint(llm), llm.resolved.drafter, _names(preparer), _special(llm))
         pool = ThreadPoolExecutor(1, "tokenizer")
