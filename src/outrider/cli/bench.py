@@ -123,5 +123,5 @@ def bench(
             f"transformers {dtype}": partial(transformers_generate, dtype=dtype, raw=raw) for dtype in against or []
         },
     )
-    if run_survey(survey, as_json, room(out)):
+    if run_survey(survey, as_json, room(out) if out else None):
         raise typer.Exit(1)

@@ -75,7 +75,7 @@ def load(
     prompted = load_prompts(prompts, limit)
     temperatures = temperature or [0.0]
     fields = {"max_tokens": max_tokens, **_object(body)}
-    goal, folder = Goal(first_token=good_first_token, token=good_token), room(out)
+    goal, folder = Goal(first_token=good_first_token, token=good_token), room(out) if out else None
     key, tasks = read_key(api_key_file), [prompt.task for prompt in prompted]
 
     def client(heat: float, is_plain: bool) -> Client:

@@ -16,14 +16,12 @@ from outrider.errors import ConfigError
 from outrider.measure.page import Section, markdown, page
 
 
-def room(folder: str | None) -> Path | None:
+def room(folder: str) -> Path:
     """The folder for a report, made now: a mistake is refused before an hour of measuring, not after it.
 
     Raises:
         ConfigError: it cannot be made.
     """
-    if folder is None:
-        return None
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -32,13 +30,19 @@ def room(folder: str | None) -> Path | None:
     return path
 
 
-def save(folder: Path, stem: str, title: str, report: Mapping[str, Any], sections: Sequence[Section]) -> None:
-    """Write `stem`.json, .md and .html; a run that is stopped meanwhile leaves those before it whole."""
-    texts = {
-        "json": json.dumps(report, indent=1, allow_nan=False) + "\n",
-        "md": markdown(sections),
-        "html": page(title, sections),
-    }
+def save(
+    folder: Path,
+    stem: str,
+    title: str,
+    report: Mapping[str, Any],
+    sections: Sequence[Section],
+    is_whole: bool = True,
+) -> None:
+    """Write `stem`.json, .md and, of a report that is whole, .html; a run that is stopped meanwhile leaves those before
+    it whole."""
+    texts = {"json": json.dumps(report, indent=1, allow_nan=False) + "\n", "md": markdown(sections)}
+    if is_whole:
+        texts["html"] = page(title, sections)
     for ending, text in texts.items():
         written = folder / f"{stem}.{ending}.part"
         written.write_text(text, encoding="utf-8")
