@@ -104,6 +104,8 @@ class Record:
     Attributes:
         overlaps: a cycle on the device beside others: only `seconds_total` is known, from the end of the one before.
         saving: of all its requests together; None where there is no drafter, or nobody decoded.
+        seconds_books: part of the total that guessing costs even where nobody guesses: grades, budgets, and what the
+            drafter looks at.
     """
 
     rows: int
@@ -115,6 +117,7 @@ class Record:
     seconds_total: float
     overlaps: bool = False
     saving: Saving | None = None
+    seconds_books: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

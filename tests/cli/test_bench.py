@@ -58,7 +58,7 @@ def test_a_report_of_all_axes(asked, run, tmp_path):
     first = report["speed"][0]["overall"]
     low, high = first["interval"]
     assert f"| {first['ratio_to_plain']:.2f} ({low:.2f} to {high:.2f}) |" in text
-    assert "| too\\|long | ngram | 0 | 1 | the prompt has" in text
+    assert "| too\\|long | ngram, plain | the prompt has" in text
     assert "too|long" in page
     for heading in ("Failed", "Speed", "Depth: theory and measurement", "Acceptance by position", "Latency",
                     "Where the time goes", "Memory as planned, MiB"):  # fmt: skip

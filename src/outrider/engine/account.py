@@ -20,6 +20,7 @@ def record(
     emissions: Sequence[Emission],
     seconds_sample: float,
     seconds_total: float,
+    seconds_books: float = 0.0,
     economy: Economy | None = None,
 ) -> Record:
     """The record of a pass. A request's seconds are those of every pass it took part in, shared with others or not.
@@ -53,6 +54,7 @@ def record(
         seconds_verify=flight.seconds_verify,
         seconds_sample=seconds_sample,
         seconds_total=seconds_total,
+        seconds_books=seconds_books,
     )
     return _priced(made, emissions, economy)
 

@@ -3,7 +3,7 @@
 Plain decoding would have made one pass for every token that a request got. The first of them is the pass that was
 made, less the price of its guessed rows; each further one is a plain pass of as many requests, at the price that
 control has measured and goes on measuring. What else a plain cycle takes (planning, drawing, the books) is learnt from
-the cycles in which nobody guessed. So the estimate is against this engine guessing nothing, with its drafter loaded.
+the cycles in which nobody guessed, less what only a drafter asks for in them: grades, budgets, and its looking on.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from outrider.record import Record, Saving, Tally
 
 DOUBT = 0.1
 """By how much of itself a price is off before a pass of its width was seen: what is asked of the cost model."""
+DOUBT_REST = 0.3
+"""As much for what else a plain cycle takes, before one was seen."""
 BELIEF = 8.0
 """Passes that this belief is worth; what they show outweighs it soon."""
 REFINE = 0.02
 """Weight of one more pass, after the first ones, which all count alike."""
+FADING = 0.995
+"""What a pass leaves of the weight of earlier evidence: prices drift while nobody sees passes of their width."""
 LATELY = 0.998
 """What a pass leaves of the weight of those before it: `Economy.recent` is of the last 500."""
 
@@ -32,14 +36,16 @@ def price_of(control: Control, rows: int) -> float:
 
 @dataclass(slots=True)
 class _Mean:
-    """Of values and of their squares; old ones fade."""
+    """Of values and of their squares; old ones fade. weight: of the evidence, in passes."""
 
     seen: int = 0
     value: float = 0.0
     square: float = 0.0
+    weight: float = 0.0
 
     def learn(self, value: float) -> None:
         self.seen += 1
+        self.weight += 1
         weight = max(REFINE, 1 / self.seen)
         self.value += weight * (value - self.value)
         self.square += weight * (value * value - self.square)
@@ -103,10 +109,11 @@ class Economy:
     def price(self, record: Record) -> Price:
         """What the tokens of a pass would have taken plainly."""
         count = len(record.cycles)
-        alone = self._price(count)
-        further, sure, noise = alone + self._rest_of(record), self._doubt(count) * alone, self._noise(count) * alone
+        alone, (rest, unsure) = self._price(count), self._rest_of(record)
+        further, noise = alone + rest, self._noise(count) * alone
+        sure = self._doubt(count) * alone + unsure
         if not _guesses(record):
-            return Price(record.seconds_total, further, 0.0, sure, noise)
+            return Price(record.seconds_total - record.seconds_books, further, 0.0, sure, noise)
         if record.overlaps:
             return Price(further, further, sure, sure, noise)
         plainly = count + record.prefill_rows
@@ -114,16 +121,18 @@ class Economy:
         own = max(0.0, record.seconds_verify - max(0.0, wide - narrow))
         is_wider = record.rows > plainly
         doubt = self._doubt(record.rows) * wide + self._doubt(plainly) * narrow if is_wider else 0.0
-        return Price(own + further - alone, further, doubt, sure, noise)
+        return Price(own + rest, further, doubt + unsure, sure, noise)
 
-    def _rest_of(self, record: Record) -> float:
-        """Seconds of a plain cycle beside its pass: of the nearest number of requests that was seen; before one was,
-        what drawing and the books took in this pass, or nothing where that is not known."""
+    def _rest_of(self, record: Record) -> tuple[float, float]:
+        """Seconds of a plain cycle beside its pass, and by how much they may be off: of the nearest number of requests
+        that was seen; before one was, what drawing and the books took in this pass, or nothing where nobody knows."""
         key = _bits(record)
         seen = [other for other in self._rest if (other < 0) == (key < 0)]
         if not seen:
-            return record.seconds_sample
-        return self._rest[min(seen, key=lambda other: (abs(other - key), other))].value
+            rest = max(0.0, record.seconds_sample - record.seconds_books)
+            return rest, DOUBT_REST * rest
+        found = self._rest[min(seen, key=lambda other: (abs(other - key), other))]
+        return found.value, DOUBT_REST * found.value * math.sqrt(BELIEF / (BELIEF + found.seen))
 
     def _learn(self, record: Record) -> None:
         plain, price = not _guesses(record), self._price(record.rows)
@@ -134,21 +143,23 @@ class Economy:
         if record.prefill_rows:
             return
         if plain:
-            rest = max(0.0, record.seconds_total - record.seconds_verify)
+            rest = max(0.0, record.seconds_total - record.seconds_verify - record.seconds_books)
             self._rest.setdefault(_bits(record), _Mean()).learn(rest)
         if price > 0 and record.seconds_verify > 0:
+            for other in self._misses.values():
+                other.weight *= FADING
             miss = math.log(record.seconds_verify / price)
             self._misses.setdefault(record.rows.bit_length(), _Mean()).learn(miss)
 
     def _doubt(self, rows: int) -> float:
         """By how much of itself the price of so many rows may be off: what passes showed, and before them `DOUBT`."""
         seen = self._misses.get(rows.bit_length(), _Mean())
-        return math.sqrt((BELIEF * DOUBT**2 + seen.seen * seen.value**2) / (BELIEF + seen.seen))
+        return math.sqrt((BELIEF * DOUBT**2 + seen.weight * seen.value**2) / (BELIEF + seen.weight))
 
     def _noise(self, rows: int) -> float:
         """Of single passes of so many rows around their price."""
         seen = self._misses.get(rows.bit_length(), _Mean())
-        return math.sqrt((BELIEF * DOUBT**2 + seen.seen * seen.square) / (BELIEF + seen.seen))
+        return math.sqrt((BELIEF * DOUBT**2 + seen.weight * seen.square) / (BELIEF + seen.weight))
 
 
 def _guesses(record: Record) -> bool:

@@ -96,8 +96,11 @@ def _failures(report: Mapping[str, Any]) -> str:
     if not found and not errors:
         return ""
     said = dict.fromkeys(f"- {row['drafter']} could not be measured: {row['error']}" for row in errors)
-    rows = [(f["prompt"], f["who"], f"{f['temperature']:g}", f["together"], f["error"]) for f in found]
-    columns = ("prompt", "engine", "T", "at once", "why there is no answer")
+    runs: dict[tuple[str, str], list[str]] = {}
+    for f in found:
+        runs.setdefault((f["prompt"], f["error"]), []).append(f["who"])
+    rows = [(prompt, ", ".join(dict.fromkeys(who)), error) for (prompt, error), who in runs.items()]
+    columns = ("prompts", "engines", "why there is no answer")
     told = ["", "No figure counts these, nor their partners' runs.", "", *table(columns, rows)] if rows else []
     return _lines("## Failed", "", *said, *told)
 
@@ -146,7 +149,8 @@ def _depths(report: Mapping[str, Any]) -> str:
         "",
         "Chains of a fixed depth in every cycle, decoding alone (prompts left out). Theory (Leviathan et al., "
         "2211.17192) takes one chance alpha for every guess; a guess costs c plain cycles. Once the rows of the "
-        "target's pass are free, as there; once they have the price that the engine measured at its start.",
+        "target's pass are free, as there; once they have the price that the engine measured at its start. Both take "
+        "a guess to be made in every cycle: a drafter that is often silent pays less for being silent.",
     ]
     for found in report["theory"]:
         measured = {
@@ -269,10 +273,10 @@ def _time(report: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     note = (
-        "Shares of all seconds: passes with prompt rows; of the passes that only decode draft, verify, sample and "
-        "what else they do; cycles in flight, whose parts nobody times here (`outrider report` does); and what is "
-        "outside all passes. The read limit: the target's bytes alone, at the speed at which this device reads, by "
-        "the seconds of the passes that only decode."
+        "Shares of all seconds: passes with prompt rows; of the passes that only decode draft (with the planning and "
+        "building of the pass, which plain decoding has too), verify, sample and what else they do; cycles in flight, "
+        "whose parts nobody times here (`outrider report` does); and what is outside all passes. The read limit: the "
+        "target's bytes alone, at the speed at which this device reads, by the seconds of the passes that only decode."
     )
     columns = ("engine", "T", "at once", "prompt", "draft", "verify", "sample", "other", "in flight", "outside")
     return _lines("## Where the time goes", "", note, "", *table((*columns, "of the read limit"), rows))

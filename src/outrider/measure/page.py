@@ -27,7 +27,8 @@ th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align
 th { color: var(--faint); font-weight: 600; white-space: nowrap; }
 td.right, th.right { text-align: right; white-space: nowrap; }
 tr:last-child td { border-bottom: 0; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: .8rem; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: .8rem;
+  align-items: start; }
 figure { margin: 0; padding: .8rem; border: 1px solid var(--line); border-radius: 8px; background: var(--raised); }
 figure.wide { grid-column: 1 / -1; }
 figcaption { color: var(--faint); font-size: .85rem; margin-top: .3rem; }

@@ -81,14 +81,16 @@ def _curves(axes: Any, found: Any, x: str, y: str, even: float | None, doubling:
         axes.axhline(even, color=FAINT, linewidth=1)
     if level is not None:
         axes.axhline(level[1], color=SERIES[0], linewidth=1.2, linestyle=":", label=level[0])
+    dodged = sum(bool(curve.bounds) for curve in found) > 1
     for curve in found:
         color = SERIES[curve.series % len(SERIES)]
         if curve.is_theory:
             axes.plot(curve.x, curve.y, curve.dash, color=color, linewidth=1.2, label=curve.name)
             continue
         marker = MARKERS[curve.series % len(MARKERS)]
-        axes.plot(curve.x, curve.y, "-", marker=marker, markersize=5, color=color, linewidth=1.8, label=curve.name)
-        for place, value, bounds in zip(curve.x, curve.y, curve.bounds or [None] * len(curve.x), strict=True):
+        xs = _dodged(found, curve, doubling) if dodged else curve.x
+        axes.plot(xs, curve.y, "-", marker=marker, markersize=5, color=color, linewidth=1.8, label=curve.name)
+        for place, value, bounds in zip(xs, curve.y, curve.bounds or [None] * len(curve.x), strict=True):
             if bounds is not None:
                 around = [[value - bounds[0]], [bounds[1] - value]]
                 axes.errorbar([place], [value], yerr=around, color=color, capsize=3, linewidth=1.2)
@@ -101,6 +103,14 @@ def _curves(axes: Any, found: Any, x: str, y: str, even: float | None, doubling:
     axes.set_ylim(bottom=0)
     if len(found) + (level is not None) > 1:
         axes.legend(loc="best")
+
+
+def _dodged(found: Sequence[Curve], curve: Curve, doubling: bool) -> list[float]:
+    """Places a little beside those of other series, so that bounds do not hide one another."""
+    if doubling:
+        return [x * 2 ** (0.06 * curve.series) for x in curve.x]
+    everything = [x for each in found for x in each.x]
+    return [x + 0.012 * curve.series * (max(everything) - min(everything)) for x in curve.x]
 
 
 def _dots(axes: Any, names: Sequence[str], groups: Mapping[str, Any], x: str, even: float | None) -> None:

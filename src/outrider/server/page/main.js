@@ -127,7 +127,7 @@ async function replay(traces, signal) {
   }
   const [plain, guessed] = traces.map((trace) => trace.cycles[trace.cycles.length - 1].at);
   const same = panes.plain.text === panes.guessed.text ? "the same text" : "DIFFERENT TEXTS";
-  const guess = sums.speedUp ? ` Estimated without the plain run: ${sums.speedUp.ratio.toFixed(2)}, ${bounds(sums.speedUp)}.` : "";
+  const guess = sums.speedUp ? ` Estimated without the plain run: ${sums.speedUp.ratio.toFixed(2)} (${bounds(sums.speedUp)}).` : "";
   $("verdict").textContent = `${(plain / guessed).toFixed(2)} times as fast, ${same}. Each was measured alone.${guess}`;
 }
 
