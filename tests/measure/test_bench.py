@@ -156,12 +156,15 @@ def test_one_acceptance_is_guesses_kept_over_guesses_reached():
 
 def test_a_prediction_is_made_of_measured_prices():
     """A plain cycle of 5 s, 4 of them the pass; chains of 2 spend 1.1 s more on drafting: a guess costs 0.11."""
-    chain = Seen(2, tally(1, 2, 3, 3, 1), draft=1.3, plain_draft=0.2, plain=5.0, plain_pass=4.0)
+    kept = tally(1, 2, 3, 3, 1)
+    kept.drafted = 8  # of ten that were asked for: the pass of chains of 3 has 3.4 rows
+    chain = Seen(2, kept, draft=1.3, plain_draft=0.2, plain=5.0, plain_pass=4.0)
     found = predict([chain], {1: 2.0, 2: 2.5, 4: 3.0}, deepest=3)
-    assert (found["alpha"], found["draft"]) == pytest.approx((0.625, 0.11))
+    assert (found["alpha"], found["draft"], found["filled"]) == pytest.approx((0.625, 0.11, 0.8))
     three = found["points"][3]
     tokens = 1 + 0.625 + 0.625**2 + 0.625**3
     assert three["free"] == pytest.approx(tokens / 1.33)
-    assert three["priced"] == pytest.approx(tokens / (0.33 + (1 + 4 * 3.0 / 2.0) / 5))
+    rows = 2.5 + 0.5 * (3.4 - 2) / 2  # on the line from 2 rows' price to 4 rows'
+    assert three["priced"] == pytest.approx(tokens / (0.33 + (1 + 4 * rows / 2.0) / 5))
     assert found["points"][0] == {"depth": 0, "free": 1.0, "priced": 1.0}
     assert predict([], {1: 1.0}, 3) is None

@@ -149,8 +149,8 @@ def _depths(report: Mapping[str, Any]) -> str:
         "",
         "Chains of a fixed depth in every cycle, decoding alone (prompts left out). Theory (Leviathan et al., "
         "2211.17192) takes one chance alpha for every guess; a guess costs c plain cycles. Once the rows of the "
-        "target's pass are free, as there; once they have the price that the engine measured at its start. Both take "
-        "a guess to be made in every cycle: a drafter that is often silent pays less for being silent.",
+        "target's pass are free, as there; once they have the price that the engine measured at its start, for "
+        "as many of them as the drafter brought of what was asked.",
     ]
     for found in report["theory"]:
         measured = {
@@ -173,7 +173,8 @@ def _depths(report: Mapping[str, Any]) -> str:
             )
         said += [
             "",
-            f"{found['drafter']}, T = {found['temperature']:g}: alpha {found['alpha']:.3f}, c {found['draft']:.3f}.",
+            f"{found['drafter']}, T = {found['temperature']:g}: alpha {found['alpha']:.3f}, c {found['draft']:.3f}; "
+            f"{found['filled']:.0%} of the guesses asked for came.",
             "",
         ]
         said += table(("depth", "measured", "theory, rows free", "theory, rows priced", "tau"), rows)

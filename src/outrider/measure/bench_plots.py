@@ -40,6 +40,7 @@ def by_task(report: Mapping[str, Any]) -> Iterator[Plot]:
     rows = _chosen(report, temperature=_first(report, "temperature"), together=_first(report, "together"))
     if not rows:
         return
+    tasks = tasks if len(tasks) > 1 else []  # one task is all there is
     groups = {
         row["drafter"]: [_dot(row["speed"].get(task)) for task in tasks] + [_dot(row["overall"])] for row in rows[:MOST]
     }

@@ -3,11 +3,13 @@
 Leviathan et al. (2211.17192, section 3): where every guess is right with the same chance alpha, independent of the
 others, a chain of K brings (1 - alpha^(K+1)) / (1 - alpha) tokens a cycle, its bonus included; where a guess costs c
 plain passes and its row in the target's pass nothing, that is (1 - alpha^(K+1)) / ((1 - alpha) (K c + 1)) times as
-fast. Rows are not free everywhere, so a second curve has the target's pass at its measured price.
+fast. Rows are not free everywhere, so a second curve has the target's pass at its measured price, for as many rows as
+the drafter brought: one that looks guesses up is often silent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,9 +28,12 @@ def rows_free(alpha: float, depth: int, draft: float) -> float:
     return expected_tokens(alpha, depth) / (depth * draft + 1)
 
 
-def rows_priced(alpha: float, depth: int, draft: float, row: Callable[[int], float]) -> float:
-    """Speed-up where a pass of `depth + 1` rows makes a cycle `row(depth + 1)` plain cycles long, guesses aside."""
-    return expected_tokens(alpha, depth) / (depth * draft + row(depth + 1))
+def rows_priced(alpha: float, depth: int, draft: float, row: Callable[[float], float], filled: float = 1.0) -> float:
+    """Speed-up where a pass of so many rows makes a cycle `row(rows)` plain cycles long, guesses aside.
+
+    filled: share of the `depth` guesses that a drafter brings on average.
+    """
+    return expected_tokens(alpha, depth) / (depth * draft + row(1 + filled * depth))
 
 
 def acceptance(tallies: Mapping[int, Tally]) -> float | None:
@@ -72,13 +77,19 @@ def predict(chains: Sequence[Seen], prices: Mapping[int, float], deepest: int) -
     share = sum(seen.plain_pass for seen in chains) / len(chains) / mean
     levels = sum(seen.depth for seen in chains)
     draft = max(0.0, sum(seen.draft - seen.plain_draft for seen in chains)) / levels / mean
+    asked = sum(seen.tally.cycles * seen.depth for seen in chains)
+    filled = sum(seen.tally.drafted for seen in chains) / asked
     cost = PassCost(prices)
 
-    def row(rows: int) -> float:
-        return 1 + share * (cost.seconds(rows) / cost.seconds(1) - 1)
+    def row(rows: float) -> float:
+        whole = math.floor(rows)
+        low, high = cost.seconds(whole), cost.seconds(whole + 1)
+        return 1 + share * ((low + (rows - whole) * (high - low)) / cost.seconds(1) - 1)
 
-    points = [Point(k, rows_free(alpha, k, draft), rows_priced(alpha, k, draft, row)) for k in range(deepest + 1)]
-    return {"alpha": alpha, "draft": draft, "points": [asdict(point) for point in points]}
+    points = [
+        Point(k, rows_free(alpha, k, draft), rows_priced(alpha, k, draft, row, filled)) for k in range(deepest + 1)
+    ]
+    return {"alpha": alpha, "draft": draft, "filled": filled, "points": [asdict(point) for point in points]}
 
 
 @dataclass(frozen=True, slots=True)
