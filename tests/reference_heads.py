@@ -94,7 +94,8 @@ def eagle3(
         q, k, v = (heads(pair, w[f"{part}_proj.weight"], world) for part in "qkv")
         keys.append(rotate(k, [position], world))
         values.append(v)
-        mixed = attend(rotate(q, [position], world)[0], torch.cat(keys), torch.cat(values))
+        first = min(1, position)  # entry 0 is seen by itself alone
+        mixed = attend(rotate(q, [position], world)[0], torch.cat(keys[first:]), torch.cat(values[first:]))
         x = mlp(w, "", feature + mixed @ w["o_proj.weight"].T, eps)
         state = rms(x, w["final_norm.weight"], eps)
     return state @ w["head.weight"].T
@@ -127,7 +128,7 @@ def block(
         )
         values = torch.cat([heads(context, v, world), heads(normed, v, world)])
         seen = [len(known) + i + 1 for i in range(len(positions))]
-        mixed = torch.stack([attend(q[i], keys[:end], values[:end]) for i, end in enumerate(seen)])
+        mixed = torch.stack([attend(q[i], keys[1:end], values[1:end]) for i, end in enumerate(seen)])
         x = mlp(w, prefix, x + mixed @ w[f"{prefix}o_proj.weight"].T, eps)
     state = rms(x[-1], w["final_norm.weight"], eps)
     logits = world.head[kept].double() @ (w["adapter.weight"] @ state)

@@ -117,7 +117,8 @@ def test_eagle3_unrolls_as_it_is_served(target):
         entries = [entry(tokens[j], features_at[j], j) for j in range(reply + count)]
         for start in range(0, count - 4, 5):
             anchor = reply - 1 + start  # the last known token
-            keys, values = ([e[i] for e in entries[: anchor + 1]] for i in (1, 2))
+            seen_first = min(1, anchor)  # nobody but itself sees entry 0
+            keys, values = ([e[i] for e in entries[seen_first : anchor + 1]] for i in (1, 2))
             fed = state(features_at[anchor], entries[anchor][0], keys, values)
             for level in range(4):
                 logits = module.head(fed)
@@ -163,8 +164,8 @@ def test_blocks_are_drafted_as_they_are_served(target):
                 mixed = [
                     attention(
                         rope(layer.q_proj(h[i]).view(-1, heads), anchor + i),
-                        [k for k, _ in pairs[: anchor + 2 + i]],
-                        [v for _, v in pairs[: anchor + 2 + i]],
+                        [k for k, _ in pairs[1 : anchor + 2 + i]],
+                        [v for _, v in pairs[1 : anchor + 2 + i]],
                         2,
                     )
                     for i in range(4)

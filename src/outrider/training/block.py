@@ -207,9 +207,13 @@ class Block(DraftModule):
 
 
 def _visible(places: Tensor, width: int) -> Tensor:
-    """(B, 1, A * K, S + A * K) bool: a row sees the context up to its anchor, and its block up to itself."""
+    """(B, 1, A * K, S + A * K) bool: a row sees the context up to its anchor, and its block up to itself.
+
+    Nobody sees entry 0, which has no taps.
+    """
     batch, anchors, levels = places.shape
-    context = torch.arange(width, device=places.device) <= places[:, :, :1, None]
+    entries = torch.arange(width, device=places.device)
+    context = (entries <= places[:, :, :1, None]) & (entries > 0)
     context = context.expand(batch, anchors, levels, width).flatten(1, 2)
     rows = torch.arange(anchors * levels, device=places.device)
     own = (rows[:, None] // levels == rows // levels) & (rows[:, None] >= rows)
