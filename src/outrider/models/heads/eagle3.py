@@ -49,7 +49,7 @@ class Eagle3Head:
         self._o = parts.linear(["o_proj"], hidden, self._attention.num_heads * self.page.key_dim)
         self._mlp = parts.mlp()
         self._final_norm = parts.floats("final_norm.weight", hidden)
-        self._head = parts.linear(["head"], self.kept_ids.shape[0], hidden)
+        self._head = parts.kept_head()
         self.nbytes = parts.nbytes
         width = len(self.taps) * hidden
         self._fuse = Stage(

@@ -114,8 +114,10 @@ class Parts:
         self.device = target.device
         self.hidden = target.hidden_size
         self.kind = kind
-        own = artefact.config.get("eps")
-        self.eps: float = own or getattr(target.config.get_text_config(decoder=True), "rms_norm_eps", EPS)
+        own: float | None = artefact.config.get("eps")
+        self.eps: float = (
+            own if own is not None else getattr(target.config.get_text_config(decoder=True), "rms_norm_eps", EPS)
+        )
         self.nbytes = 0
         self._identity: Linear | None = None
 
@@ -180,10 +182,10 @@ class Parts:
                 f"the {self.drafter} drafter was trained for heads of another size than the target's {dim}: "
                 "train it again"
             )
-        norms = [
-            self.floats(f"{prefix}{part}_norm.weight", dim) if self.has(f"{prefix}q_norm") else None for part in "qk"
-        ]
-        return Attention(queries // dim, PageSpec(keys // dim, dim, dim), *self._rotary(dim), *norms, eps=self.eps)
+        normed = self.has(f"{prefix}q_norm")
+        q_norm, k_norm = (self.floats(f"{prefix}{part}_norm.weight", dim) if normed else None for part in "qk")
+        cos, sin = self._rotary(dim)
+        return Attention(queries // dim, PageSpec(keys // dim, dim, dim), cos, sin, q_norm, k_norm, self.eps)
 
     def has(self, name: str) -> bool:
         return f"{name}.weight" in self.tensors
