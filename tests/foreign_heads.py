@@ -3,8 +3,8 @@
 The forwards are written from their code, none of ours: SafeAILab/EAGLE `eagle/model/cnets.py` with the norms and flags
 that vLLM 0.32's `llama_eagle3.py` and speculators 0.9's `models/eagle3` add, FasterDecoding/Medusa's
 `medusa_model.py`, and z-lab/dflash's `model.py`. Each takes the config.json, the tensors by their names there, the
-target's embedding and head (V, H), the known tokens, what the target gives for them, and tokens guessed beyond; it gives
-logits (V,) of what follows, -inf for ids that the head does not know.
+target's embedding and head (V, H), the known tokens, what the target gives for them, and tokens guessed beyond; it
+gives logits (V,) of what follows, -inf for ids that the head does not know.
 """
 
 from __future__ import annotations
@@ -81,6 +81,11 @@ class Projector:
             made = norm(made, scale, self.config["rms_norm_eps"])
         return made if position is None else rotate(made, position, self.config)
 
+    def out(self, mixed: Tensor) -> Tensor:
+        made = self.w[f"{self.prefix}.o_proj.weight"].double() @ mixed
+        bias = self.w.get(f"{self.prefix}.o_proj.bias")
+        return made if bias is None else made + bias.double()
+
 
 def scattered(logits: Tensor, w: Mapping[str, Tensor], words: int) -> Tensor:
     """Logits of a draft vocabulary to those of the target's, by d2t."""
@@ -107,9 +112,7 @@ def eagle3(
     """
     layer = config.get("transformer_layer_config", config)
     eps, prefix = layer["rms_norm_eps"], "layers.0" if "layers.0.hidden_norm.weight" in w else "midlayer"
-    ids = config.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_config", {}).get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
+    ids = config.get("eagle_aux_hidden_state_layer_ids")
     ids = ids or [2, len(states) // 2, len(states) - 3]
     project = Projector(w, prefix, layer)
     embedding = w.get("embed_tokens.weight", embedding)
@@ -133,7 +136,7 @@ def eagle3(
         x = torch.cat([norm(embedding[tokens[j + 1]].double(), w[f"{prefix}.input_layernorm.weight"], eps), normed])
         keys.append(project("k", x, j))
         values.append(project("v", x, None))
-        x = residual + w[f"{prefix}.self_attn.o_proj.weight"].double() @ attention(project("q", x, j), keys, values)
+        x = residual + project.out(attention(project("q", x, j), keys, values))
         x = x + mlp(norm(x, w[f"{prefix}.post_attention_layernorm.weight"], eps), w, prefix)
         normed = norm(x, w["norm.weight"], eps)
         hidden = normed if config.get("norm_output") else x
@@ -190,8 +193,7 @@ def dflash(
         places = [*enumerate(context), *((start + i, row) for i, row in enumerate(normed))]
         keys = [project("k", x, position) for position, x in places]
         values = [project("v", x, None) for _, x in places]
-        o = w[f"{prefix}.self_attn.o_proj.weight"].double()
-        mixed = [o @ attention(project("q", row, start + i), keys, values) for i, row in enumerate(normed)]
+        mixed = [project.out(attention(project("q", row, start + i), keys, values)) for i, row in enumerate(normed)]
         rows = [row + m for row, m in zip(rows, mixed, strict=True)]
         post = w[f"{prefix}.post_attention_layernorm.weight"]
         rows = [row + mlp(norm(row, post, eps), w, prefix) for row in rows]
@@ -242,7 +244,8 @@ class Maker:
         if qwen:
             made |= {f"{prefix}.self_attn.{part}_norm.weight": self.scale(dim) for part in "qk"}
         if bias:
-            made |= {f"{prefix}.self_attn.{p}_proj.bias": self.weight(4 * dim if p == "q" else 2 * dim) for p in "qkv"}
+            sizes = {"q": 4 * dim, "k": 2 * dim, "v": 2 * dim, "o": self.hidden}
+            made |= {f"{prefix}.self_attn.{part}_proj.bias": self.weight(size) for part, size in sizes.items()}
         return made
 
     def trimmed(self, count: int) -> dict[str, Tensor]:

@@ -19,9 +19,7 @@ class Eagle3(Export):
     """One layer; entry 0 is seen by nobody here either, and positions one later at every place change no guess."""
 
     def vllm(self) -> Layout:
-        taps = [layer + 1 for layer in self.artefact.config["taps"]]
-        if sorted(set(taps)) != taps:
-            raise self.refusal("vLLM reads every tapped layer once and in order", "train a head for a deeper target")
+        taps = self._inputs()
         own = "embed.weight" in self.tensors
         fields = {
             "architectures": ["Eagle3Speculator"],
@@ -61,8 +59,9 @@ class Eagle3(Export):
             "draft_vocab_size": len(self.artefact.kept_ids()),
             "fc_norm": "tap_norms" in self.tensors,
             "norm_output": self._fed_back_normed(),
+            "eagle_aux_hidden_state_layer_ids": self._inputs(),
             "eagle_config": {
-                "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in self.artefact.config["taps"]],
+                "eagle_aux_hidden_state_layer_ids": list(self.artefact.config["taps"]),
                 "norm_before_fc": "joint_norm.weight" in self.tensors,
                 "use_aux_hidden_state": True,
             },
@@ -72,6 +71,13 @@ class Eagle3(Export):
         if layer["rope_parameters"]["rope_type"] != "default":
             layer["rope_scaling"] = {k: v for k, v in layer["rope_parameters"].items() if k != "rope_theta"}
         return Layout({**layer, **fields}, self._named("midlayer") | self.vocabulary() | self.embedding())
+
+    def _inputs(self) -> list[int]:
+        """Layers whose inputs are tapped, as every engine counts but here and within `eagle_config`."""
+        taps = [int(layer) + 1 for layer in self.artefact.config["taps"]]
+        if sorted(set(taps)) != taps:
+            raise self.refusal("other engines read a tapped layer once, and in order", "serve it here")
+        return taps
 
     def _layer(self) -> dict[str, Any]:
         return self.layer_config("", 1, "qwen3" if "q_norm.weight" in self.tensors else "llama")

@@ -59,7 +59,7 @@ def export(drafter: str, target: str, out: Path, engine: str, guesses: int | Non
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ModelError(f"{out} is there already and is not empty: name another folder")
     artefact, subject = _read(files.locate(drafter), target, there)
-    if artefact.drafter not in EXPORTED:
+    if artefact.drafter not in tuple(EXPORTED):
         raise ModelError(f"no other engine drafts as {artefact.drafter} does: export one of {', '.join(EXPORTED)}")
     block = artefact.config.get("block_size")
     made: Export = EXPORTED[artefact.drafter](artefact, subject, guesses or (block - 1 if block else GUESSES))

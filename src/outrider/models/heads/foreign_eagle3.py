@@ -69,8 +69,11 @@ def _tensors(head: Head) -> dict[str, Tensor]:
 
 
 def _inputs(head: Head) -> list[int]:
-    """Layers whose inputs it reads; by its authors the third, the middle one and the third last."""
+    """Layers whose inputs it reads; by its authors the third, the middle one and the third last.
+
+    vLLM's field names them so; the one within `eagle_config`, which SGLang reads, names those whose outputs they are.
+    """
     config, count = head.config, head.target.num_layers
-    told = config.get("eagle_aux_hidden_state_layer_ids")
-    told = told or (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    return told or [2, count // 2, count - 3]
+    name = "eagle_aux_hidden_state_layer_ids"
+    outputs = (config.get("eagle_config") or {}).get(name) or []
+    return config.get(name) or [layer + 1 for layer in outputs] or [2, count // 2, count - 3]
