@@ -148,9 +148,12 @@ def medusa(
 ) -> Tensor:
     w, eps = tensors(artefact), world.eps
     seen = [rms(tap[len(known) - 2].double(), norm, eps) for tap, norm in zip(taps, w["tap_norms"], strict=True)]
-    e = rms(world.embedding[known[-1]].double(), w["embed_norm.weight"], eps)
-    z = seen[-1] + w["in_proj.weight"] @ torch.cat([*seen, e])
+    z = seen[-1]
+    if "in_proj.weight" in w:
+        e = rms(world.embedding[known[-1]].double(), w["embed_norm.weight"], eps)
+        z = z + w["in_proj.weight"] @ torch.cat([*seen, e])
     for b in range(2):
         name = f"heads.{len(path)}.{b}"
-        z = z + w[f"{name}.down.weight"] @ nn.functional.silu(w[f"{name}.up.weight"] @ z)
+        gated = nn.functional.silu(w[f"{name}.up.weight"] @ z)
+        z = z + (w[f"{name}.down.weight"] @ gated if f"{name}.down.weight" in w else gated)
     return world.head[artefact.kept_ids()].double() @ z

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.errors import ModelError
 from outrider.export.folder import export
 from outrider.models.heads import files
 from outrider.models.loader import load
+from outrider.registry import TRAINED
 from tests import artefacts
 from tests import foreign_heads as theirs
 from tests import reference_heads as golden
@@ -110,10 +112,35 @@ def test_an_exported_small_model_is_a_llama_of_every_id(engine, tiny, tmp_path):
         assert int(there.argmax()) == int(kept[here.argmax()])
 
 
+def test_an_exported_medusa_of_the_plain_form_says_what_it_says_here(tiny, world, tmp_path):
+    module, ours = world
+    kept = torch.tensor([token for token in range(WORDS) if token % 4])
+    made = TRAINED["medusa"].initialise(module, kept, num_heads=3, plain=1)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    target = files.describe_target(load(tiny, kernels="plain", self_test=False))
+    files.write(tmp_path / "ours", {"drafter": "medusa", "target": target, **made.settings()}, made.tensors(), {}, "")
+    artefact = files.read(tmp_path / "ours")
+    export(str(tmp_path / "ours"), tiny, tmp_path / "there", "vllm", None, None)
+    config, tensors = theirs.read(tmp_path / "there")
+    rows = ours.head.bfloat16().float()  # as they are written
+    for known, path in paths(12):
+        known = [max(1, token) for token in known]  # 0 pads, and its row is zero
+        layers, level = states(module, known), len(path) % 3
+        here = golden.medusa(artefact, replace(ours, head=rows), known, [layers[-1]], path[:level])
+        with torch.no_grad():
+            last = module.model.norm(layers[-1][len(known) - 2])
+        there = theirs.medusa(config, tensors, ours.head, last, level)
+        torch.testing.assert_close(there[kept], here, atol=1e-2, rtol=1e-2)  # the last norm is kept in bfloat16
+        assert int(there.argmax()) in kept
+
+
 @pytest.mark.parametrize(
     ("drafter", "engine", "sentence"),
     [
-        ("medusa", "vllm", "heads read three layers and the last token, .*; train eagle3 for"),
+        ("medusa", "vllm", "heads read three layers and the last token, .*; train heads of the plain form"),
         ("block", "vllm", "its block looks back only, .*; train eagle3 for"),
         ("block", "sglang", "its block looks back only"),
         ("eagle3", "sglang", "neither norms what it reads of the target nor what it feeds back; serve it with vLLM"),
@@ -173,9 +200,14 @@ def test_a_head_of_others_comes_back_as_it_was(layout, engine, whole, tmp_path):
     export(str(folder), whole, tmp_path / "back", engine, None, None)
     _, before = weights(folder)
     _, after = weights(tmp_path / "back")
+    if "token_map" in before:  # vLLM 0.32 cannot load one
+        before["lm_heads.0.weight"] = after["lm_heads.0.weight"]
+        assert torch.equal(after["lm_heads.0.weight"][before.pop("token_map")], weights(folder)[1]["lm_heads.0.weight"])
     kept = [tensor for tensor in before.values() if tensor.is_floating_point() and tensor.dim() == 2]
     assert all(any(t.shape == k.shape and torch.equal(t, k) for t in after.values()) for k in kept)
     for known, path in paths(6):
         path = path[:2]
         there, back = (world.law(drafter, place, known, path, range(0)) for place in (folder, tmp_path / "back"))
-        torch.testing.assert_close(back[: served.VOCAB], there[: served.VOCAB], atol=1e-9, rtol=1e-9)
+        known_ids = there > -torch.inf
+        torch.testing.assert_close(back[known_ids], there[known_ids], atol=1e-9, rtol=1e-9)
+        assert back.argmax() == there.argmax()
