@@ -141,7 +141,7 @@ def test_an_exported_medusa_of_the_plain_form_says_what_it_says_here(tiny, world
     ("drafter", "engine", "sentence"),
     [
         ("medusa", "vllm", "heads read three layers and the last token, .*; train heads of the plain form"),
-        ("block", "vllm", "its block looks back only, .*; train eagle3 for"),
+        ("block", "vllm", "its block looks back only, .*; train one of the plain form"),
         ("block", "sglang", "its block looks back only"),
         ("eagle3", "sglang", "neither norms what it reads of the target nor what it feeds back; serve it with vLLM"),
         ("early_exit", "vllm", "no other engine drafts as early_exit does: export one of"),

@@ -134,5 +134,7 @@ class Block(TapFed):
                 builder.node(anchor, known, ask.scratch[: row + 1])
         batch = builder.build(device)
         at = tensor_of(starts, np.int64, device)
-        rows = Rows(batch.positions + self.head.later, batch.slots, batch.keys)
+        # A whole block may reach beyond the last position; what stands there is never asked for.
+        positions = (batch.positions + self.head.later).clamp(max=self.head.last_position)
+        rows = Rows(positions, batch.slots, batch.keys)
         return self.head.blocks(batch.tokens[at], at, rows), [start + self.head.lead for start in starts]

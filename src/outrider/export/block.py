@@ -84,5 +84,5 @@ class Block(Export):
             raise self.refusal(
                 "its block looks back only, and its correction carries a code along it, for which DFlash and DSpark "
                 "have no room",
-                f"train eagle3 for {self.subject.name}, which can, or serve it here",
+                "train one of the plain form (`--shape plain=1`) or eagle3 instead, or serve it here",
             )

@@ -51,7 +51,8 @@ class Trunk:
     Attributes:
         taps: target layers it reads. stack: its layers' pages. kept_ids: (V_d,) int64. block_size: most rows.
         whole: whether all rows of a block must run whatever depth is asked for.
-        lead: rows before the first that guesses. later: how far a block's first row stands behind its token's entry.
+        lead: rows before the first that guesses. later: added to the positions of guesses for those of its rows.
+        last_position: of its rotary tables.
 
     Raises:
         ModelError: if the artefact was trained for another target or is not whole.
@@ -78,6 +79,7 @@ class Trunk:
         self._mask = parts.floats("mask", hidden)
         self._layers = [_layer(parts, index) for index in range(_num_layers(artefact))]
         self.stack: tuple[PageSpec, ...] = tuple(layer.attention.page for layer in self._layers)
+        self.last_position = self._layers[0].attention.cos.shape[0] - 1
         self._final_norm = parts.floats("final_norm.weight", hidden)
         self._head = parts.kept_head()
 

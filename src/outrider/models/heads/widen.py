@@ -42,7 +42,7 @@ def widened(artefact: Artefact, target: Target) -> Artefact:
         ModelError: if it was trained for another target than the original, or has parts that cannot be widened.
     """
     assert target.original is not None
-    if artefact.config.get("plain"):
+    if artefact.config.get("plain") or "sees" in artefact.config:
         raise ModelError(f"a {artefact.drafter} drafter of the plain form is not widened: leave widen out")
     check_target(artefact, target.original)
     make = _small_model if "llama" in artefact.config else _head
