@@ -55,7 +55,7 @@ class ToyModel:
 
     def rows(self, sequence, tree):
         """The rows of a pass over the root and the nodes: (N + 1, V) float32."""
-        paths = [tuple(sequence)]
+        paths = [tuple(sequence[-self.memory :] if self.memory else sequence)]
         for token, parent in zip(tree.tokens, tree.parents, strict=True):
             paths.append((*paths[parent + 1], token))
         return torch.stack([self.logits(path[-self.memory :] if self.memory else path) for path in paths])

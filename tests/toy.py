@@ -61,6 +61,12 @@ def tap(seen: bytes, layer: int) -> Tensor:
     return torch.randn(HIDDEN, generator=torch.Generator().manual_seed(int.from_bytes(digest[:7])))
 
 
+@functools.lru_cache(maxsize=100_000)
+def noise(seed: int, sample: int, position: int) -> Tensor:
+    """(V,) float64 Gumbel noise of one key: a function of nothing else, so that it is made once for all engines."""
+    return gumbel(torch.tensor([seed]), torch.tensor([sample]), torch.tensor([position]), VOCAB)[0]
+
+
 class ToyKernels(PlainKernels):
     """The keyed draw by its definition, one row at a time; what draft heads need is PyTorch's."""
 
@@ -69,10 +75,11 @@ class ToyKernels(PlainKernels):
 
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
         drawn = []
-        for row, heat, seed, sample, position in zip(logits, temperature, seeds, samples, positions, strict=True):
+        keys = (temperature.tolist(), seeds.tolist(), samples.tolist(), positions.tolist())
+        for row, heat, *key in zip(logits, *keys, strict=True):
             scores = row.double()
             if heat > 0:
-                scores = scores / heat + gumbel(seed[None], sample[None], position[None], VOCAB)[0]
+                scores = scores / heat + noise(*key)
             has_law = not scores.isnan().any() and scores.max() > -torch.inf
             drawn.append(int(scores.argmax()) if has_law else -1)
         return torch.tensor(drawn)
@@ -166,19 +173,20 @@ class ToyTarget:
         rows = range(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.tolist()
         logits = torch.empty(len(rows), VOCAB)
         tapped = {layer: torch.empty(batch.num_rows, HIDDEN) for layer in taps}
+        tables, tails, asked = keys.tables.tolist(), keys.tails.tolist(), set(rows)
+        requests, linears, lengths = keys.request.tolist(), keys.linear.tolist(), keys.length.tolist()
         for row in range(batch.num_rows):
-            if not taps and row not in rows:
+            if not taps and row not in asked:
                 continue
-            table, linear = keys.tables[int(keys.request[row])], int(keys.linear[row])
-            length = int(keys.length[row])
-            slots = [int(table[x // keys.block_size]) * keys.block_size + x % keys.block_size for x in range(linear)]
-            slots += keys.tails[row, : length - linear].tolist()
+            table, linear, length = tables[requests[row]], linears[row], lengths[row]
+            slots = [table[x // keys.block_size] * keys.block_size + x % keys.block_size for x in range(linear)]
+            slots += tails[row][: length - linear]
             layer = (num_layers or self.num_layers) - 1
             seen = pages.keys[layer][slots, 0, 0].int().tolist()
             assert pages.values[layer][slots, 0, 0].int().tolist() == list(range(length)), "keys out of position order"
             for layer, states in tapped.items():
                 states[row] = tap(bytes(seen), layer)
-            if row not in rows:
+            if row not in asked:
                 continue
             logits[rows.index(row)] = law(seen, num_layers or 2)
             if self.fail_on is not None and self.fail_on in seen:

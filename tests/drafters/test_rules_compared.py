@@ -25,42 +25,50 @@ def laws(path: tuple[int, ...], disturbance: float) -> tuple[torch.Tensor, torch
     return target, target + torch.randn(toy.VOCAB, generator=generator) * disturbance
 
 
-def full_tree(acceptance: str, context: Context, width: int, levels: int, disturbance: float) -> DraftTree:
-    """`width` children everywhere: shared noise ranks them, rejection draws them without replacement."""
+def full_trees(
+    acceptance: str, contexts: list[Context], width: int, levels: int, disturbance: float
+) -> list[DraftTree]:
+    """`width` children everywhere: shared noise ranks them, rejection draws them without replacement.
+
+    A level of all trees is one call: a row's candidates hang on its own place alone.
+    """
     candidates = Candidates(toy.ToyKernels(), toy.VOCAB)
-    tokens: list[int] = []
-    parents: list[int] = []
-    kept: list[torch.Tensor] = []
-    paths: dict[int, tuple[int, ...]] = {ROOT: ()}
-    level = [ROOT]
+    tokens: list[list[int]] = [[] for _ in contexts]
+    parents: list[list[int]] = [[] for _ in contexts]
+    kept: list[list[torch.Tensor]] = [[] for _ in contexts]
+    paths: list[dict[int, tuple[int, ...]]] = [{ROOT: ()} for _ in contexts]
+    level = [(tree, ROOT) for tree in range(len(contexts))]
     for _ in range(levels):
         below = []
-        q = torch.stack([laws(paths[node], disturbance)[1] for node in level])
-        places = [Place(context, paths[node]) for node in level]
+        q = torch.stack([laws(paths[tree][node], disturbance)[1] for tree, node in level])
+        places = [Place(contexts[tree], paths[tree][node]) for tree, node in level]
         if acceptance == "match":
             families = candidates.best(q, places, width)
         else:
-            drawn = candidates.draw(q, places, [width] * len(level), level)
+            drawn = candidates.draw(q, places, [width] * len(level), [node for _, node in level])
             families = [children for children, _ in drawn]
-            kept += [law for children, law in drawn for _ in children]
-        for node, children in zip(level, families, strict=True):
+            for (tree, _), (children, law) in zip(level, drawn, strict=True):
+                kept[tree] += [law] * len(children)
+        for (tree, node), children in zip(level, families, strict=True):
             for child in children:
-                below.append(len(tokens))
-                paths[len(tokens)] = (*paths[node], child.token)
-                tokens.append(child.token)
-                parents.append(node)
+                below.append((tree, len(tokens[tree])))
+                paths[tree][len(tokens[tree])] = (*paths[tree][node], child.token)
+                tokens[tree].append(child.token)
+                parents[tree].append(node)
         level = below
-    return DraftTree(tuple(tokens), tuple(parents), torch.stack(kept) if kept else None)
+    return [
+        DraftTree(tuple(own), tuple(above), torch.stack(told) if told else None)
+        for own, above, told in zip(tokens, parents, kept, strict=True)
+    ]
 
 
 def mean_accepted(acceptance: str, width: int, levels: int, disturbance: float) -> float:
-    trees, contexts, logits = [], [], []
-    for seed in range(SEEDS):
-        contexts.append(Context(toy.make_request(0, [1], SamplingParams(temperature=1.0, seed=seed)), toy.VOCAB))
-        trees.append(full_tree(acceptance, contexts[-1], width, levels, disturbance))
-        paths = [tuple(trees[-1].tokens[i] for i in trees[-1].path(node)) for node in range(ROOT, len(trees[-1]))]
-        logits += [laws(path, disturbance)[0] for path in paths]
-    verdicts = verify(trees, torch.stack(logits), contexts, toy.ToyKernels(), acceptance)  # type: ignore[arg-type]
+    params = (SamplingParams(temperature=1.0, seed=seed) for seed in range(SEEDS))
+    contexts = [Context(toy.make_request(0, [1], chosen), toy.VOCAB) for chosen in params]
+    trees = full_trees(acceptance, contexts, width, levels, disturbance)
+    paths = [tuple(tree.tokens[i] for i in tree.path(node)) for tree in trees for node in range(ROOT, len(tree))]
+    logits = torch.stack([laws(path, disturbance)[0] for path in paths])
+    verdicts = verify(trees, logits, contexts, toy.ToyKernels(), acceptance)  # type: ignore[arg-type]
     return sum(len(verdict.path) for verdict in verdicts) / SEEDS  # type: ignore[union-attr]
 
 

@@ -110,9 +110,9 @@ def assert_equal_stacks(found: dict, expected: dict) -> None:
             assert torch.equal(ours[:shortest], golden[:shortest]), name
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain(model: str) -> dict:
-    """Each request alone, without a guess."""
+    """Each request alone, without a guess: once a model, as nobody writes to what was found."""
     alone = {}
     for name in PROMPTS:
         llm = open_native(model, depth=0)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import NumericsError
-from outrider.kernels.noise import gumbel
 from outrider.registry import CASCADES, DRAFTERS
 from outrider.request import FinishReason, Phase, SamplingParams
 from tests import toy
@@ -24,8 +23,7 @@ def plain_text(prompt: list[int], params: SamplingParams, ends: list[int]) -> li
     while len(output) < (params.max_tokens or 1):
         scores = toy.law(tokens).double()
         if params.temperature:
-            noise = gumbel(torch.tensor([params.seed]), torch.tensor([0]), torch.tensor([len(output)]), toy.VOCAB)
-            scores = scores / params.temperature + noise[0]
+            scores = scores / params.temperature + toy.noise(params.seed, 0, len(output))
         token = int(scores.argmax())
         tokens.append(token)
         output.append(token)

@@ -19,6 +19,7 @@ TARGETS = {
     "avx2": ("-mavx2", "-mfma", "-mno-avx512f"),
     "portable": ("-march=x86-64",),
 }
+ALL_KERNELS = (*TARGETS, "triton", "plain")
 
 
 def make(name: str, threads: int = 2):
@@ -52,7 +53,7 @@ def native(request):
     return make(request.param)
 
 
-@pytest.fixture(scope="session", params=["native", "avx2", "portable", "triton", "plain"])
+@pytest.fixture(scope="session", params=ALL_KERNELS)
 def kernels(request):
     """Every kernel set."""
     return make(request.param)

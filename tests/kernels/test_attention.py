@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.kernels.base import KeyIndex
-from tests.kernels.conftest import make
+from tests.kernels.conftest import ALL_KERNELS, make
 
 SLOTS, BLOCK = 1024, 16
 LENGTHS = [1, 2, 16, 17, 255, 256, 257, 300, 513]
@@ -86,8 +86,30 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "causal")
-@pytest.mark.parametrize(("heads", "kv", "dim", "pages"), SHAPES)
+CAUSAL, WINDOW, SOFTCAP, SINKS = range(4)
+INTERPRETED = {(0, SINKS), (1, CAUSAL), (2, WINDOW), (3, WINDOW), (3, SOFTCAP), (3, SINKS), (4, CAUSAL), (4, SOFTCAP)}
+"""Shapes and options that Triton's interpreter takes its seconds for: all shapes, and each option beside either kind of
+pages. An option moves or masks scores and a shape cuts the keys, so that a pair of them adds nothing of its own; the
+slow tests take the other pairs, and a GPU all of them (test_triton.py)."""
+
+
+def cases() -> list:
+    """Every kernel set with every shape and option."""
+    return [
+        pytest.param(
+            kernels,
+            *shape,
+            option,
+            marks=[pytest.mark.slow] if kernels == "triton" and (i, j) not in INTERPRETED else [],
+            id="-".join((kernels, *map(str, shape), *(option or ["causal"]))),
+        )
+        for kernels in ALL_KERNELS
+        for i, shape in enumerate(SHAPES)
+        for j, option in enumerate(OPTIONS)
+    ]
+
+
+@pytest.mark.parametrize(("kernels", "heads", "kv", "dim", "pages", "options"), cases(), indirect=["kernels"])
 def test_attention_equals_a_dense_softmax(kernels, normal, heads, kv, dim, pages, options):
     keys = make_keys()
     q = normal(len(LENGTHS), heads, dim)
@@ -100,7 +122,7 @@ def test_attention_equals_a_dense_softmax(kernels, normal, heads, kv, dim, pages
 def test_queries_may_be_rounded_before(normal):
     """What a tensor core rounds them to may be written at once, half of the bytes."""
     kernels, keys = make("triton"), make_keys()
-    q, (k_pages, v_pages) = normal(len(LENGTHS), 4, 64), (normal(SLOTS, 2, 64).bfloat16() for _ in range(2))
+    q, (k_pages, v_pages) = normal(len(LENGTHS), 2, 40), (normal(SLOTS, 1, 40).bfloat16() for _ in range(2))
     out = kernels.attention(q, k_pages, v_pages, keys, 0.125)
     assert torch.equal(kernels.attention(q.bfloat16(), k_pages, v_pages, keys, 0.125), out)
 
@@ -109,7 +131,8 @@ def test_queries_may_be_rounded_before(normal):
 def test_a_row_has_the_same_bits_in_any_company(kernels, normal, dim):
     """Neither the other rows, nor their lengths, nor longer tables and tails change a row."""
     keys = make_keys()
-    q, k_pages, v_pages = normal(len(LENGTHS), 6, dim), normal(SLOTS, 2, dim), normal(SLOTS, 2, dim)
+    kv = 1 if kernels.name == "triton" else 2  # its interpreter takes its time, and a group of heads is like another
+    q, k_pages, v_pages = normal(len(LENGTHS), 3 * kv, dim), normal(SLOTS, kv, dim), normal(SLOTS, kv, dim)
     whole = kernels.attention(q, k_pages, v_pages, keys, 0.1)
     for rows in ([0], [8], [8, 0, 4], [5, 5, 5], list(range(8, -1, -1))):
         out = kernels.attention(q[rows], k_pages, v_pages, part_of(keys, rows), 0.1)

@@ -89,12 +89,14 @@ def test_greedy_ties_go_to_the_lowest_id(kernels, first):
 
 def test_a_logit_too_low_to_win_without_noise_wins_with_it(kernels):
     """Over many positions the draw follows the law: tokens of probability 0.75 and 0.25."""
-    rows = 250 if kernels.name == "triton" else 1000  # its interpreter takes its time
+    rows = 60 if kernels.name == "triton" else 1000  # its interpreter takes its time, and below it is held to more
     logits = torch.tensor([[0.75, 0.25]]).log().repeat(rows, 1)
     seeds, positions = torch.full((rows,), 9), torch.arange(rows, dtype=torch.int32)
     drawn = kernels.draw(logits, torch.ones(rows), seeds, torch.zeros_like(positions), positions)
     share = float(drawn.double().mean())
     assert abs(share - 0.25) < 4 * (0.25 * 0.75 / rows) ** 0.5
+    keys = torch.ones(rows), seeds, torch.zeros_like(positions), positions
+    assert torch.equal(drawn, golden(logits, *keys)), "the law is the definition's, draw by draw"
 
 
 def test_a_rough_look_is_near_enough_at_both_ends_of_the_noise():
@@ -138,7 +140,8 @@ def test_ranks_by_the_scores_that_a_draw_compares(kernels, vocab, kept):
         values = logits[row].double()
         if warm[row]:
             values = values / warm[row].double() + (g[row] if ids is None else g[row, ids])
-        best = sorted(range(len(values)), key=lambda column, values=values: (-values[column], column))[:4]
+        listed = values.tolist()
+        best = sorted(range(len(listed)), key=lambda column, listed=listed: (-listed[column], column))[:4]
         assert columns[row].tolist() == best
         torch.testing.assert_close(scores[row], values[best], atol=1e-9, rtol=1e-11)
         if not warm[row]:

@@ -7,9 +7,8 @@ import time
 import pytest
 import torch
 
-from outrider.kernels import select
 from outrider.kernels.plain import PlainKernels
-from outrider.measure.tune import SHAPES, SHARED_MEMORY, Tuned, Tuner, candidates, random_model, table, tune_all
+from outrider.measure.tune import AHEAD, SHAPES, SHARED_MEMORY, Tuned, Tuner, candidates, random_model, table, tune_all
 
 CPU = torch.device("cpu")
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -33,7 +32,7 @@ def test_candidates_are_many_and_fit_the_hardware(linear, rows, inputs):
         assert tile.rows >= 8
         assert tile.rows < 2 * max(rows, 8) + 1
         assert tile.inputs <= inputs
-        assert tile.stages * (tile.outputs + tile.rows) * tile.inputs * 2 <= SHARED_MEMORY
+        assert (tile.stages - 1) * (tile.outputs + tile.rows) * tile.inputs * 2 <= SHARED_MEMORY
 
 
 def test_the_table_that_is_printed_can_be_pasted(linear):
@@ -62,7 +61,10 @@ def test_roles_are_tuned_one_after_the_other_in_a_model_that_runs(linear):
     found = list(tuner.run((1, 2)))
     assert [(each.role, each.rows) for each in found] == [(role, rows) for rows in (1, 2) for role in model.roles()]
     assert [each.shape for each in found[:5]] == [(64, 32), (32, 32), (96, 32), (32, 48), (64, 32)]
-    assert all(set(each.seconds) == {*tried, linear.choose(each.rows, *each.shape)} for each in found[:5])
+    for each in found[:5]:
+        assert {*tried, linear.choose(each.rows, *each.shape)} < set(each.seconds)
+        assert {tile.ahead for tile in each.seconds} >= set(AHEAD)
+        assert {tile.late for tile in each.seconds} == {True, False}
     assert all(each.differing == [] and each.was > 0 for each in found)
     assert model.roles()["o"][0].tile == found[6].best
     assert list(tuner.run((1,), deadline=time.perf_counter() - 1)) == []
@@ -73,7 +75,7 @@ def test_roles_are_tuned_one_after_the_other_in_a_model_that_runs(linear):
 def test_the_table_holds_what_is_fast():
     """All linears of three shapes as their layers run: the table's choice within a tenth of the best that was tried."""
     began, found, last = time.perf_counter(), [], {}
-    for each in tune_all(torch.device("cuda"), tuple(SHAPES), ROWS, seconds=80):
+    for each in tune_all(torch.device("cuda"), tuple(SHAPES), ROWS, seconds=170):
         found.append(each)
         last[each.model, each.rows] = each
         times = ", ".join(f"{1e6 * taken:.1f} {tile}" for tile, taken in list(each.seconds.items())[:3])
@@ -90,15 +92,3 @@ def test_the_table_holds_what_is_fast():
     assert {name for name, _ in last} == set(SHAPES), "the time did not suffice"
     assert not [each for each in found if each.differing]
     assert all(each.was <= 1.1 * each.seconds[each.best] for each in last.values())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["8b", "135m"])
-def test_weights_are_asked_for_beforehand_as_far_as_it_pays(linear, name):
-    """What attention and norms leave of the bandwidth is there for the weights that come next."""
-    device = torch.device("cuda")
-    tuner = Tuner(name, random_model(SHAPES[name], select("triton", device), device), device)
-    for rows in (1, 16):
-        found = tuner.by_prefetch(rows, (0, 16384, 32768, 65536, 131072))
-        print(f"{name}, {rows} rows: " + ", ".join(f"{1e6 * taken:.1f} us by {size}" for size, taken in found.items()))
-        assert found[linear.PREFETCHED] <= 1.05 * min(found.values())

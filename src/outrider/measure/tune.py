@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -29,13 +29,15 @@ from outrider.models.batch import BatchBuilder, FlatBatch
 from outrider.models.lean import LeanModel
 
 SHARED_MEMORY = 227 * 1024
-"""Bytes that one program may hold on an H100 and an H200."""
+"""Bytes that one program may hold on an H100 and an H200; it keeps one stage fewer than are on their way."""
 OUTPUTS, INPUTS = (16, 32, 64, 128), (64, 128, 256, 512)
 """Of a tile."""
 STEP = (8192, 32768)
 """Bytes of weights that a program asks for at a time: fewer leave memory idle, more leave programs no room."""
-ON_THEIR_WAY = (32768, 65536)
+ON_THEIR_WAY = (32768, 65536, 131072)
 """Bytes of weights that a program has on their way, about."""
+AHEAD = (0, 8192, 16384, 65536, 131072, 262144, 524288)
+"""Bytes of weights that a program asks for before its inputs are there; those of `Tile` are tried first."""
 KEPT = {1: 0, 2: 4, 4: 4, 8: 4, 16: 8, 32: 0, 64: 0}
 """How many of the best tiles of fewer rows are tried by so many rows, beside those of its own; 0: all candidates."""
 CONTEXT, BLOCK = 1024, 16
@@ -124,7 +126,7 @@ def candidates(num_rows: int, num_inputs: int) -> list[Any]:
             continue
         for coming in ON_THEIR_WAY[: 1 if rows == 8 else None]:
             stages = 1 + max(2, -(-coming // step))
-            if stages * 2 * (outputs + rows) * inputs <= SHARED_MEMORY:
+            if (stages - 1) * 2 * (outputs + rows) * inputs <= SHARED_MEMORY:
                 found.append(Tile(outputs, rows, inputs, warps, stages))
     return list(dict.fromkeys(found))
 
@@ -200,22 +202,37 @@ class Tuner:
         seconds: dict[Any, float] = {None: self._seconds(rows)}  # None: the tile of the table
         expected = self._logits(rows)
         for tile in self._worth_trying(role, rows, found.shape[1]):
-            for linear in linears:
-                linear.tile = tile
-            try:
-                alike = torch.equal(self._logits(rows), expected)
-            except Exception:  # whatever a compiler or a device refuses: too many registers, too much memory
-                continue
-            if alike:
-                seconds[tile] = self._seconds(rows)
-            else:
-                found.differing.append(tile)
+            self._try(linears, tile, rows, expected, seconds, found)
         chosen = choose(rows, *found.shape)
+        best = min(seconds, key=lambda tile: seconds[tile]) or chosen
+        for tile in (*(replace(best, ahead=ahead) for ahead in AHEAD), replace(best, late=not best.late)):
+            self._try(linears, tile, rows, expected, seconds, found)
         for tile, taken in sorted(seconds.items(), key=lambda item: item[1]):
             found.seconds.setdefault(chosen if tile is None else tile, taken)
         for linear in linears:
             linear.tile = found.best
         return found
+
+    def _try(
+        self,
+        linears: Sequence[Any],
+        tile: Any,
+        rows: int,
+        expected: Tensor,
+        seconds: dict[Any, float],
+        found: Tuned,
+    ) -> None:
+        """Note how long the pass takes by this tile, or that it changes a bit; nothing where it cannot run."""
+        for linear in linears:
+            linear.tile = tile
+        try:
+            alike = torch.equal(self._logits(rows), expected)
+        except Exception:  # whatever a compiler or a device refuses: too many registers, too much memory
+            return
+        if alike:
+            seconds[tile] = self._seconds(rows)
+        else:
+            found.differing.append(tile)
 
     def _worth_trying(self, role: str, rows: int, num_inputs: int) -> list[Any]:
         known = [found for (name, fewer), found in self._found.items() if name == role and fewer < rows]
@@ -225,22 +242,6 @@ class Tuner:
         own = {tile.rows for tile in self._tiles(rows, num_inputs)}
         fitting = ([tile for tile in found.seconds if tile.rows in own] for found in reversed(known))
         return list(dict.fromkeys(tile for tiles in fitting for tile in tiles[:kept]))
-
-    def by_prefetch(self, rows: int, sizes: Sequence[int]) -> dict[int, float]:
-        """Seconds of a pass by the table's tiles, by the bytes of weights that programs ask for beforehand."""
-        from outrider.kernels.triton import linear
-
-        linears: list[Any] = list(itertools.chain(*self._model.roles().values()))
-        for each in linears:
-            each.tile = None
-        kept, found = linear.PREFETCHED, {}
-        try:
-            for size in sizes:
-                linear.PREFETCHED = size
-                found[size] = self._seconds(rows)
-        finally:
-            linear.PREFETCHED = kept
-        return found
 
     def _seconds(self, rows: int) -> float:
         with torch.inference_mode():

@@ -27,7 +27,7 @@ def draw_rows(
     operands: tuple[Tensor, Tensor, Tensor, Tensor],
     keyed: tuple[Tensor, Tensor, Tensor, Tensor],
     vocab_size: int,
-    tile: tuple[int, int],
+    sizes: tuple[int, int, int],
     options: dict[str, Any],
 ) -> Tensor:
     """(T,) int64, what `draw` gives for the first `vocab_size` outputs of a linear.
@@ -35,17 +35,17 @@ def draw_rows(
     Args:
         operands: inputs (T, K), weights, scales and bias, and options: as `multiply.products` takes them.
         keyed: temperature, seeds, samples and positions of the rows, as `draw` takes them.
-        tile: rows and outputs of a program.
+        sizes: rows and outputs of a program, and bytes of an output's weights that it asks for ahead.
     """
     x = operands[0]
-    num_rows, num_tiles = x.shape[0], triton.cdiv(vocab_size, tile[1])
+    num_rows, num_tiles = x.shape[0], triton.cdiv(vocab_size, sizes[1])
     tops = torch.empty(num_rows, num_tiles, device=x.device)
     winners = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=x.device)
     tokens = torch.empty(num_rows, dtype=torch.int64, device=x.device)
     overlap = options["OVERLAP"]
     with on_device(x.device):
-        _draw_tile[(triton.cdiv(num_rows, tile[0]), num_tiles)](
-            *(*operands, *keyed, tops, winners, num_rows, vocab_size, x.stride(0), num_tiles),
+        _draw_tile[(triton.cdiv(num_rows, sizes[0]), num_tiles)](
+            *(*operands, *keyed, tops, winners, num_rows, vocab_size, x.stride(0), num_tiles, sizes[2]),
             maxnreg=REGISTERS,
             **options,
         )
@@ -60,7 +60,7 @@ def draw_rows(
     return tokens
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tiles"], do_not_specialize_on_alignment=_ARRAYS)
+@triton.jit(do_not_specialize=["num_rows", "num_tiles", "bytes_ahead"], do_not_specialize_on_alignment=_ARRAYS)
 def _draw_tile(
     x,
     weight,
@@ -76,10 +76,10 @@ def _draw_tile(
     vocab_size,
     x_stride,
     num_tiles,
+    bytes_ahead,
     SHAPE: tl.constexpr,
     FLAGS: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    LINE: tl.constexpr,
+    IS_LATE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """tops: (T, tiles) float32, the logit of what scores best of each row among a tile's outputs, NaN where one is NaN;
@@ -90,7 +90,7 @@ def _draw_tile(
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_row = t < num_rows
     own = tl.minimum(n, vocab_size - 1).to(tl.int64)
-    logits = products(x, weight, scales, bias, t, own, is_row, x_stride, SHAPE, FLAGS, PREFETCH, LINE, OVERLAP)
+    logits = products(x, weight, scales, bias, t, own, is_row, x_stride, bytes_ahead, SHAPE, FLAGS, IS_LATE, OVERLAP)
     logits = tl.where((n < vocab_size)[:, None], logits, float("-inf"))
     heat = tl.load(temperature + t, mask=is_row, other=0.0)
     is_warm = heat != 0.0

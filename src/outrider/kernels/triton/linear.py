@@ -21,25 +21,28 @@ from outrider.kernels.triton.launch import UNFUSED, launch_options, on_device
 from outrider.kernels.triton.multiply import multiply
 from outrider.kernels.triton.rows import lookup_rows
 
-PREFETCHED = 32768
-"""Bytes of weights that a program asks for before its inputs are there."""
 DRAWN_NUMBERS = 2048
 """Logits of a tile that are drawn from by twice as many warps, as noise takes registers, too."""
 MOST_DRAWN = 128
 """Rows by which the tile of a draw is chosen at most: noise finds no registers beside a larger one."""
-LINE = 128
-"""Bytes that one request for memory brings into the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A program's share of the work: `outputs` x `rows`, `inputs` at a time, `stages` of them on their way."""
+    """A program's share of the work: `outputs` x `rows`, `inputs` at a time, `stages` of them on their way.
+
+    Attributes:
+        ahead: bytes of weights that a program asks for before its inputs are there. late: the next kernel is set up
+            when the sums are there, not at once; see `products`.
+    """
 
     outputs: int
     rows: int
     inputs: int
     warps: int
     stages: int
+    ahead: int = 32768
+    late: bool = True
 
 
 ANY = 1 << 62
@@ -47,24 +50,31 @@ TILES: tuple[tuple[int, tuple[tuple[int, int, Tile], ...]], ...] = (
     (
         16,
         (
-            (2048, ANY, Tile(16, 16, 256, 4, 4)),
-            (8192, ANY, Tile(32, 16, 256, 4, 4)),
-            (ANY, ANY, Tile(64, 16, 128, 4, 5)),
+            (2048, ANY, Tile(16, 16, 256, 4, 4, late=False)),
+            (4096, 4096, Tile(64, 16, 256, 4, 5)),
+            (8192, ANY, Tile(64, 16, 128, 4, 9)),
+            (65536, ANY, Tile(64, 16, 128, 4, 5)),
+            (ANY, ANY, Tile(128, 16, 128, 4, 3)),
         ),
     ),
     (
         32,
         (
-            (2048, ANY, Tile(16, 32, 256, 4, 4)),
-            (8192, ANY, Tile(32, 32, 256, 4, 3)),
+            (2048, ANY, Tile(16, 32, 256, 4, 4, late=False)),
+            (4096, 4096, Tile(64, 32, 128, 4, 5)),
+            (4096, ANY, Tile(64, 32, 256, 4, 3)),
+            (8192, ANY, Tile(64, 32, 64, 4, 9)),
             (ANY, ANY, Tile(64, 32, 128, 4, 4)),
         ),
     ),
     (
         64,
         (
-            (2048, ANY, Tile(16, 64, 128, 4, 4)),
+            (2048, ANY, Tile(16, 64, 128, 4, 4, late=False)),
+            (4096, 4096, Tile(64, 64, 128, 8, 5)),
+            (4096, ANY, Tile(64, 64, 64, 4, 9)),
             (8192, ANY, Tile(64, 64, 128, 4, 4)),
+            (65536, ANY, Tile(128, 64, 64, 4, 5)),
             (ANY, ANY, Tile(128, 64, 64, 4, 4)),
         ),
     ),
@@ -78,11 +88,8 @@ ONE_TILE = Tile(64, 64, 128, 4, 4)
 """For every call on a device where tiles differ in their bits."""
 FLOAT_TILE = Tile(32, 32, 32, 4, 3)
 """Of float32 weights, which no tensor core multiplies exactly, for any number of rows."""
-HIDES_EIGHT_BITS = False
-"""Whether 8-bit weights are hidden from the compiler, so that all tiles take their inputs in the order of bfloat16's.
-True lets them have large tiles; which of both is faster `tests/gpu/test_kernel_times.py` tells."""
 MOST_OF_EIGHT_BITS = 32
-"""Outputs of a tile of 8-bit weights that are not hidden. A Hopper GPU multiplies 64 and more by other instructions, in
+"""Outputs of a tile of 8-bit weights. A Hopper GPU multiplies 64 and more by other instructions, in
 front of which the inputs of weights that are converted on their way stand in another order."""
 PLAIN_TILE = Tile(64, 16, 128, 4, 1)
 """The interpreter's on a CPU: it multiplies by NumPy, whose sums do depend on the size of a tile."""
@@ -92,7 +99,7 @@ def choose(num_rows: int, num_outputs: int, num_inputs: int, has_eight_bits: boo
     """The tile of a call on a GPU."""
     by_shape = next(tiles for most, tiles in TILES if num_rows <= most)
     tile = next(tile for outputs, inputs, tile in by_shape if num_outputs <= outputs and num_inputs <= inputs)
-    if has_eight_bits and not HIDES_EIGHT_BITS:
+    if has_eight_bits:
         return replace(tile, outputs=min(tile.outputs, MOST_OF_EIGHT_BITS), warps=4)
     return tile
 
@@ -162,6 +169,7 @@ class TritonLinear:
                 x.stride(0),
                 out.stride(0) if residual is None else residual.stride(0),
                 out.stride(0),
+                self._bytes_ahead(tile),
                 HAS_RESIDUAL=residual is not None,
                 IS_GATED=activation is not None,
                 IS_GELU=activation == "gelu_tanh",
@@ -185,8 +193,9 @@ class TritonLinear:
         tile, x = self._choose(min(x.shape[0], MOST_DRAWN), x.device), x.to(self.input_dtype)
         if tile.outputs * tile.rows >= DRAWN_NUMBERS:
             tile = replace(tile, warps=8)
-        keyed = temperature, seeds, samples, positions
-        return draw_rows(self._operands(x), keyed, size, (tile.rows, tile.outputs), self._options(tile, x.device))
+        keyed, options = (temperature, seeds, samples, positions), self._options(tile, x.device)
+        sizes = tile.rows, tile.outputs, self._bytes_ahead(tile)
+        return draw_rows(self._operands(x), keyed, size, sizes, options)
 
     def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Inputs, weights, scales and bias; what there is none of is not read."""
@@ -201,17 +210,18 @@ class TritonLinear:
         """What `multiply.products` is told, and how it is launched."""
         by_group = self.scales is not None and self.scales.dim() == 2
         is_plain = device.type == "cpu"
-        flags = self.bias is not None, self.kind == "int8", self.kind == "float32", is_plain
         return {
             "SHAPE": (self.in_features, tile.outputs, tile.rows, tile.inputs, GROUP if by_group else 0),
-            "FLAGS": (*flags, HIDES_EIGHT_BITS and self.scales is not None and not is_plain),
-            "PREFETCH": min(PREFETCHED // tile.outputs, self.in_features * self.weight.itemsize) // LINE,
-            "LINE": LINE,
+            "FLAGS": (self.bias is not None, self.kind == "int8", self.kind == "float32", is_plain),
+            "IS_LATE": tile.late,
             "OVERLAP": self._overlap,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
             **launch_options(self._overlap),
         }
+
+    def _bytes_ahead(self, tile: Tile) -> int:
+        return min(tile.ahead // tile.outputs, self.in_features * self.weight.itemsize)
 
     def _choose(self, num_rows: int, device: torch.device) -> Tile:
         if device.type == "cpu":

@@ -10,7 +10,7 @@ from outrider.kernels.triton.rows import activated
 
 
 # How many rows share a call must not choose another program for the same row.
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "bytes_ahead"])
 def multiply(
     x,
     weight,
@@ -23,13 +23,13 @@ def multiply(
     x_stride,
     residual_stride,
     out_stride,
+    bytes_ahead,
     SHAPE: tl.constexpr,
     FLAGS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_GATED: tl.constexpr,
     IS_GELU: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    LINE: tl.constexpr,
+    IS_LATE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """out: (T, N), or (T, N / 2) of gates and their partners; the other arguments as `products` takes them."""
@@ -42,7 +42,7 @@ def multiply(
     own = tl.minimum(n, num_outputs - 1).to(tl.int64)  # outputs beyond the last are computed twice, and not stored
     if IS_GATED:  # a gate and its partner in turns
         own = own // 2 + own % 2 * (num_outputs // 2)
-    sums = products(x, weight, scales, bias, t, own, is_row, x_stride, SHAPE, FLAGS, PREFETCH, LINE, OVERLAP)
+    sums = products(x, weight, scales, bias, t, own, is_row, x_stride, bytes_ahead, SHAPE, FLAGS, IS_LATE, OVERLAP)
     if IS_GATED:
         pairs = tl.permute(tl.reshape(sums, (OUTPUTS // 2, 2, ROWS)), (0, 2, 1))
         gate, up = tl.split(pairs)
@@ -66,18 +66,19 @@ def products(
     own,
     is_row,
     x_stride,
+    bytes_ahead,
     SHAPE: tl.constexpr,
     FLAGS: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    LINE: tl.constexpr,
+    IS_LATE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The outputs `own` of the rows `t`, with their bias: (OUTPUTS, ROWS) float32.
 
     SHAPE: inputs in all; outputs, rows and inputs of a tile; weights that share a scale, 0 where none do or all of an
-    output do. FLAGS: whether there is a bias, a scale for each output, are weights float32, is this the interpreter,
-    are 8-bit weights hidden from the compiler.
-    PREFETCH: lines of weights that are asked for before the inputs are there, as nobody writes those.
+    output do. FLAGS: whether there is a bias, a scale for each output, are weights float32, is this the interpreter.
+    bytes_ahead: of every output's weights, asked for before the inputs are there, as nobody writes those.
+    IS_LATE: the successor is let go when the sums are there. Its programs take what room is left as soon as they may:
+    beside half of a kernel's programs some multiprocessors would get two of them, and some none.
     """
     NUM_INPUTS: tl.constexpr = SHAPE[0]
     OUTPUTS: tl.constexpr = SHAPE[1]
@@ -87,9 +88,9 @@ def products(
     k = tl.arange(0, INPUTS)
     weight_at = weight + own[:, None] * NUM_INPUTS + k[None, :]
     x_at = x + t.to(tl.int64)[:, None] * x_stride + k[None, :]
-    release(OVERLAP)
-    if OVERLAP and PREFETCH > 0:
-        _prefetch(weight + own * NUM_INPUTS, PREFETCH, LINE)
+    release(OVERLAP and not IS_LATE)
+    if OVERLAP:
+        _prefetch(weight + own * NUM_INPUTS, bytes_ahead)
     wait(OVERLAP)
     sums = tl.zeros((OUTPUTS, ROWS), tl.float32)
     if NUM_INPUTS <= INPUTS:
@@ -104,8 +105,6 @@ def products(
             inside = k < NUM_INPUTS - start
             w = tl.load(weight_at, mask=inside[None, :], other=0)
             rows = tl.load(x_at, mask=is_row[:, None] & inside[None, :], other=0.0)
-        if FLAGS[4]:
-            w = _hidden(w)
         if GROUP > 0:
             group = start // GROUP + tl.arange(0, INPUTS // GROUP)
             scales_at = scales + own[:, None] * (NUM_INPUTS // GROUP) + group[None, :]
@@ -122,6 +121,7 @@ def products(
             sums = tl.dot(w, tl.trans(rows), sums)
         weight_at += INPUTS
         x_at += INPUTS
+    release(OVERLAP and IS_LATE)
     if FLAGS[1] and FLAGS[0]:
         sums = tl.fma(sums, tl.load(scales + own)[:, None], tl.load(bias + own)[:, None])
     elif FLAGS[1]:
@@ -132,21 +132,14 @@ def products(
 
 
 @triton.jit
-def _hidden(w):
-    """int8 as they are. The compiler no longer sees that they came from memory in 8 bits, for which it would feed
-    small tiles' instructions by fours of inputs, and large ones' by twos."""
-    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [w], dtype=tl.int8, is_pure=False, pack=4)
-
-
-@triton.jit
-def _prefetch(first, COUNT: tl.constexpr, LINE: tl.constexpr):
-    """Ask for the first lines of memory of every row at `first`, without waiting for them."""
+def _prefetch(first, num_bytes):
+    """Ask for the first bytes of every row at `first`, line by line of memory, without waiting for them."""
     bytes_at = first.to(tl.int64)
-    for line in tl.static_range(COUNT):
+    for ahead in range(0, num_bytes, 128):
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
             "=r,l",
-            [bytes_at + line * LINE],
+            [bytes_at + ahead],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
