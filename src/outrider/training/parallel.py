@@ -70,6 +70,8 @@ class Parallel(DraftModule):
             "block_size": self.num_levels + 1,
             "num_layers": len(self.layers),
             "sees": "both ways",
+            "taps_normed": "no",
+            "heads_normed": True,
             "mask_token_id": self.mask_token_id,
         }
 

@@ -3,7 +3,9 @@
 Source: Li et al., "EAGLE-3" (2503.01840), section 3; the norm before fusing and the normed state that is fed back are
 EAGLE 3.1's. The entry at position j belongs to token x_j and uses the taps of position j - 1 (zeros for j = 0).
 Heads of the paper's own form, and others that are served elsewhere, are told by fields of their config: "fed_back" is
-"raw" where the state goes on unnormed, "residual" is "normed" where the normed feature does.
+"raw" where the state goes on unnormed, "residual" is "normed" where the normed feature does, "taps_normed" is
+"together" or "no" where not each tap has a norm, "heads_normed" is true where queries and keys have one; "rows" and
+"head" say whose the input and output rows are.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Eagle3Head:
         self._o = parts.linear(["o_proj"], hidden, self._attention.num_heads * self.page.key_dim)
         self._mlp = parts.mlp()
         self._final_norm = parts.floats("final_norm.weight", hidden)
-        self._head = parts.kept_head()
+        self._head = parts.kept_head("own")
         self.nbytes = parts.nbytes
         width = len(self.taps) * hidden
         self._fuse = Stage(

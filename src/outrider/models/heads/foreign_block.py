@@ -43,7 +43,9 @@ def read(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "head_dim": head_dim(head.layer),
         "rope": rotation(head.layer, THETA),
     }
-    return fields, _tensors(head, int(mask))
+    tensors = _tensors(head, int(mask))
+    forms = {"taps_normed": "no", "heads_normed": True, "head": "own" if "head.weight" in tensors else "target"}
+    return fields | forms, tensors
 
 
 def _tensors(head: Head, mask: int) -> dict[str, Tensor]:
@@ -63,7 +65,7 @@ def _tensors(head: Head, mask: int) -> dict[str, Tensor]:
     trimmed = len(tensors["kept_ids"]) < target.vocab_size
     if rows is not None and (trimmed or not _is_targets(head, rows)):
         tensors["head.weight"] = rows
-    tensors |= head.embedding(trained=False)
+    head.embedding(trained=False)  # refused where they are another target's
     tensors["mask"] = _mask_row(head, mask)
     return tensors
 

@@ -45,10 +45,18 @@ def read(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "head_dim": head_dim(head.layer),
         "rope": rotation(head.layer, THETA),
     }
+    fields |= {
+        "taps_normed": "no",
+        "heads_normed": "q_norm.weight" in tensors,
+        "rows": "own" if "embed.weight" in tensors else "target",
+        "head": "own" if "head.weight" in tensors else "target",
+    }
     norms = [weights[f"fc_norm.{index}.weight"] for index in range(len(fields["taps"])) if config.get("fc_norm")]
     if norms:
+        fields["taps_normed"] = "each"
         tensors["tap_norms"] = torch.stack(norms)
     elif (config.get("eagle_config") or config).get("norm_before_fc"):
+        fields["taps_normed"] = "together"
         tensors["joint_norm.weight"] = weights["input_norm.weight"]
     return fields, tensors
 

@@ -32,7 +32,9 @@ def read(head: Head) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors |= shared
     norm, eps = _last_norm(head)
     tensors["tap_norms"] = norm[None]
-    return {"taps": [head.target.num_layers - 1], "num_heads": num_heads, "eps": eps}, tensors
+    whose = "each" if "outputs.0.weight" in tensors else "own" if "head.weight" in tensors else "target"
+    fields = {"plain": 1, "rates": "unknown", "head": whose, "taps": [head.target.num_layers - 1]}
+    return {**fields, "num_heads": num_heads, "eps": eps}, tensors
 
 
 def _parts(head: Head) -> tuple[list[list[dict[str, Tensor]]], dict[int, Tensor]]:

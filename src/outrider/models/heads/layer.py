@@ -150,17 +150,17 @@ class Parts:
         return made
 
     def embedding(self) -> Embed:
-        """(T,) int64 -> (T, H) float32: the target's own rows, where the artefact brings no others."""
-        if "embed.weight" not in self.tensors:
+        """(T,) int64 -> (T, H) float32: the target's own rows, or others where "rows" is "own"."""
+        if self.config.get("rows", "target") != "own":
             return self.target.model.embed
         rows = self.tensor("embed.weight", self.target.vocab_size, self.hidden)
         made = self.kernels.pack(rows.to(self.device, torch.bfloat16))
         self.nbytes += made.nbytes
         return made.lookup
 
-    def kept_head(self) -> Linear:
-        """The artefact's output rows of the kept ids, or the target's own: (T, H) -> (T, V_d)."""
-        if "head.weight" in self.tensors:
+    def kept_head(self, usual: str = "target") -> Linear:
+        """The target's own output rows of the kept ids, or the artefact's where "head" is "own": (T, H) -> (T, V_d)."""
+        if self.config.get("head", usual) == "own":
             return self.linear(["head"], self.tensors["kept_ids"].shape[0], self.hidden)
         made = self.target.model.head_rows(self.tensors["kept_ids"].to(self.device, torch.int64))
         self.nbytes += made.nbytes
@@ -182,13 +182,10 @@ class Parts:
                 f"the {self.drafter} drafter was trained for heads of another size than the target's {dim}: "
                 "train it again"
             )
-        normed = self.has(f"{prefix}q_norm")
+        normed = self.config.get("heads_normed", False)
         q_norm, k_norm = (self.floats(f"{prefix}{part}_norm.weight", dim) if normed else None for part in "qk")
         cos, sin = self._rotary(dim)
         return Attention(queries // dim, PageSpec(keys // dim, dim, dim), cos, sin, q_norm, k_norm, self.eps)
-
-    def has(self, name: str) -> bool:
-        return f"{name}.weight" in self.tensors
 
     def _rotary(self, dim: int) -> tuple[Tensor, Tensor]:
         """The target's tables, or those of the artefact's own rotation."""
@@ -217,8 +214,9 @@ class Parts:
 
     def fused_taps(self, num_taps: int) -> FusedTaps:
         width = num_taps * self.hidden
-        norms = self.floats("tap_norms", num_taps, self.hidden) if "tap_norms" in self.tensors else None
-        joint = self.floats("joint_norm.weight", width) if self.has("joint_norm") else None
+        way = self.config.get("taps_normed", "each")
+        norms = self.floats("tap_norms", num_taps, self.hidden) if way == "each" else None
+        joint = self.floats("joint_norm.weight", width) if way == "together" else None
         return FusedTaps(norms, joint, self.linear(["fc"], self.hidden, width), self.eps)
 
 

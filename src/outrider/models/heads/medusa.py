@@ -4,7 +4,7 @@ Sources: Cai et al., "Medusa" (2401.10774); that the heads know the last token i
 and that they see lower layers besides the last is EAGLE-3's (2503.01840). After n known tokens the heads read the taps
 of position n - 2 and the token x_{n - 1}; head k predicts x_{n - 1 + k}. Heads of the paper's own form have no
 `in_proj` (they start from the last state alone, normed as the target norms it), blocks without a second matrix,
-z + silu(up(z)), and perhaps output rows of their own each.
+z + silu(up(z)), and perhaps output rows of their own each: "plain" and "head" in their config.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class MedusaHeads:
         hidden = self._hidden = parts.hidden
         self.taps: tuple[int, ...] = artefact.taps(target.num_layers)
         self.kept_ids = artefact.kept_ids().to(target.device)
-        measured = parts.tensor("rates", None, None).float().tolist() if "rates" in artefact.tensors else None
+        unknown = artefact.config.get("rates") == "unknown"
+        measured = None if unknown else parts.tensor("rates", None, None).float().tolist()
         self.rates: list[list[float]] | None = measured
         self.num_heads = artefact.size("num_heads") if measured is None else len(measured)
         self._target = target
@@ -48,15 +49,16 @@ class MedusaHeads:
         if not self.taps or not self.num_heads:
             raise ModelError(f"the {artefact.drafter} drafter reads no layer, or has no rates: train it again")
         self._tap_norms = parts.floats("tap_norms", len(self.taps), hidden)
-        self._in = parts.linear(["in_proj"], hidden, (len(self.taps) + 1) * hidden) if parts.has("in_proj") else None
-        self._embed_norm = None if self._in is None else parts.floats("embed_norm.weight", hidden)
+        plain = bool(artefact.config.get("plain"))
+        self._in = None if plain else parts.linear(["in_proj"], hidden, (len(self.taps) + 1) * hidden)
+        self._embed_norm = None if plain else parts.floats("embed_norm.weight", hidden)
         blocks = sorted({int(name.split(".")[2]) for name in artefact.tensors if name.startswith("heads.0.")})
         if not blocks:
             raise ModelError(f"the {artefact.drafter} drafter has no heads: train it again")
         self._blocks: list[list[tuple[Linear, Linear]]] = [
-            [_block(parts, f"heads.{k}.{b}") for b in blocks] for k in range(self.num_heads)
+            [_block(parts, f"heads.{k}.{b}", plain) for b in blocks] for k in range(self.num_heads)
         ]
-        own = [f"outputs.{k}" for k in range(self.num_heads) if parts.has(f"outputs.{k}")]
+        own = [f"outputs.{k}" for k in range(self.num_heads)] if artefact.config.get("head") == "each" else []
         self._heads = [parts.linear([name], len(self.kept_ids), hidden) for name in own] or [parts.kept_head()]
         self.nbytes = parts.nbytes
         shapes = {
@@ -101,9 +103,7 @@ class MedusaHeads:
                 z = out
 
 
-def _block(parts: Parts, name: str) -> tuple[Linear, Linear]:
+def _block(parts: Parts, name: str, plain: bool) -> tuple[Linear, Linear]:
     """The two matrices of a residual block; the paper's has one, and the other then changes nothing."""
     up = parts.linear([f"{name}.up"], parts.hidden, parts.hidden)
-    if parts.has(f"{name}.down"):
-        return up, parts.linear([f"{name}.down"], parts.hidden, parts.hidden)
-    return up, parts.identity()
+    return up, parts.identity() if plain else parts.linear([f"{name}.down"], parts.hidden, parts.hidden)
