@@ -125,8 +125,8 @@ def kind(folder: Path) -> str:
 
 def come_with(model: str) -> frozenset[str]:
     """Drafters that come with the package or the checkout, trained for a target of this very name."""
-    described = (described(folder) for folder in _shipped())
-    return frozenset(str(config["drafter"]) for config in described if config["target"].get("name") == model)
+    configs = (described(folder) for folder in _shipped())
+    return frozenset(str(config["drafter"]) for config in configs if config["target"].get("name") == model)
 
 
 def find(drafter: str, target: Target) -> Path | None:
