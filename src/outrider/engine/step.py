@@ -78,9 +78,7 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """End a request between two cycles; its slots return at once, or with the last cycle that is on the device; its
-        neighbours are not touched.
-        """
+        """End a request between two cycles, and no other; its slots return at once, or with its last cycle aloft."""
         if not request.is_finished:
             self._finish(request, FinishReason.ABORT)
             self._forget(request)
