@@ -48,6 +48,6 @@ class WarpsRows(Protocol):
     def warp(self, logits: Tensor, warps: Warps) -> Tensor:
         """`sampling.warp.warp` of each row: logits (M, V) float32, never changed -> (W, V) float32.
 
-        Masses of a nucleus are whole numbers of 2^-44 of the likeliest token's, so that no order of summing matters.
+        Masses of a nucleus are whole numbers of 2^-43 of the likeliest token's, so that no order of summing matters.
         A row that holds a NaN still holds it.
         """

@@ -10,14 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-UNIT = tl.constexpr(2.0**44)
-"""Mass of the likeliest token: 2^18 tokens of it still fit in 63 bits."""
-MOST_TOKENS = 2**18
-
-ABOVE, NEED, NUM, TOTAL, TOP_KEY, MASS_KEY, LAST = map(tl.constexpr, range(7))
-STATE = tl.constexpr(8)
-"""Whole numbers a row: mass (or count) above the window, what is needed, tokens in the window, mass of the top-k, the
-keys of both borders, and the last token that stays of those tied at the border of the mass."""
+MOST_TOKENS = 2**20 - 1
+"""So many masses of a whole still fit in 63 bits."""
 
 _NUMBERS = ["vocab_size", "num_blocks", "lanes"]
 _ARRAYS = ["factors", "bounds", "tops"]
@@ -64,7 +58,10 @@ def gather(
     masses,
     counts,
     window,
-    state,
+    above_of,
+    need_of,
+    num_of,
+    total_of,
     vocab_size,
     num_blocks,
     lanes,
@@ -73,10 +70,13 @@ def gather(
     BLOCKS: tl.constexpr,
     RUNGS: tl.constexpr,
 ):
-    """Write the tokens between the two rungs where a border lies into the window, in their order."""
+    """Write the tokens between the two rungs where a border lies into the window, in their order.
+
+    Told of each row: mass (or count) above the window, what is needed down to the border, tokens in the window; and of
+    a top-k the mass above.
+    """
     row, lane = tl.program_id(0).to(tl.int64), tl.program_id(1)
     has_nan, top = _top(maxima, row, num_blocks, BLOCKS)
-    own = state + row * STATE
     bound, most = tl.load(bounds + row * 2), tl.load(tops + row)
     if (has_nan == 0) & ((most > 0) if COUNTS else (bound < 1.0)):
         blocks, rungs = tl.arange(0, BLOCKS), tl.arange(0, RUNGS)
@@ -91,7 +91,7 @@ def gather(
             mass = measured
             total = tl.max(reached)
             if most > 0:
-                total = tl.load(own + TOTAL)
+                total = tl.load(total_of + row)
             need = tl.ceil(total.to(tl.float64) * bound).to(tl.int64)
             need = tl.maximum(tl.minimum(need, total), 1)
         rung = tl.sum((reached < need).to(tl.int32))
@@ -99,11 +99,11 @@ def gather(
         sign = (rungs == rung).to(tl.int64) - (rungs == rung - 1).to(tl.int64)
         found = tl.sum(number * sign[None, :], 1)
         if lane == 0:
-            tl.store(own + ABOVE, above)
-            tl.store(own + NEED, need)
-            tl.store(own + NUM, tl.sum(found))
+            tl.store(above_of + row, above)
+            tl.store(need_of + row, need)
+            tl.store(num_of + row, tl.sum(found))
             if COUNTS:
-                tl.store(own + TOTAL, tl.sum(tl.where(rungs == rung - 1, tl.sum(mass, 0), 0)))
+                tl.store(total_of + row, tl.sum(tl.where(rungs == rung - 1, tl.sum(mass, 0), 0)))
         heat = tl.load(factors + row * 4)
         each = (num_blocks + lanes - 1) // lanes
         block = lane * each
@@ -129,7 +129,13 @@ def border(
     bounds,
     tops,
     window,
-    state,
+    above_of,
+    need_of,
+    num_of,
+    total_of,
+    top_keys,
+    mass_keys,
+    lasts,
     vocab_size,
     num_blocks,
     COUNTS: tl.constexpr,
@@ -138,14 +144,13 @@ def border(
 ):
     """The largest key down to which there is as much as is needed, found by halving; of what is tied there, the last.
 
-    Of a top-k everything that is tied stays, and its mass is told.
+    Of a top-k everything that is tied stays, and its mass is told in `total_of`.
     """
     row = tl.program_id(0).to(tl.int64)
     has_nan, top = _top(maxima, row, num_blocks, BLOCKS)
-    own = state + row * STATE
     if (has_nan == 0) & ((tl.load(tops + row) > 0) if COUNTS else (tl.load(bounds + row * 2) < 1.0)):
         heat = tl.load(factors + row * 4)
-        above, need, num = tl.load(own + ABOVE), tl.load(own + NEED), tl.load(own + NUM)
+        above, need, num = tl.load(above_of + row), tl.load(need_of + row), tl.load(num_of + row)
         base, ids = weights + row * vocab_size, window + row * vocab_size
         low, high, start = need * 0 + 4294967296, need * 0 - 1, num * 0
         while start < num:
@@ -162,8 +167,8 @@ def border(
                 high = middle - 1
         if COUNTS:
             mass = _down_to(base, ids, num, low, top, heat, False, CHUNK)
-            tl.store(own + TOP_KEY, low)
-            tl.store(own + TOTAL, tl.load(own + TOTAL) + mass)
+            tl.store(top_keys + row, low)
+            tl.store(total_of + row, tl.load(total_of + row) + mass)
         else:
             before = above + _down_to(base, ids, num, low + 1, top, heat, COUNTS, CHUNK)
             tied, last, start = num * 0, num * 0, num * 0
@@ -178,8 +183,8 @@ def border(
                     last = tl.maximum(last, tl.max(tl.where(equal & (rank <= wanted), token, 0)).to(tl.int64))
                     tied += tl.sum(equal.to(tl.int32))
                 start += CHUNK
-            tl.store(own + MASS_KEY, low)
-            tl.store(own + LAST, last)
+            tl.store(mass_keys + row, low)
+            tl.store(lasts + row, last)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_ARRAYS)
@@ -189,7 +194,9 @@ def cut(
     factors,
     bounds,
     tops,
-    state,
+    top_keys,
+    mass_keys,
+    lasts,
     vocab_size,
     num_blocks,
     TOKENS: tl.constexpr,
@@ -203,10 +210,10 @@ def cut(
         token = block * TOKENS + tl.arange(0, TOKENS)
         inside = token < vocab_size
         weight = tl.load(weights + row * vocab_size + token, mask=inside, other=float("-inf"))
-        key, own = _key(weight), state + row * STATE
-        border = tl.load(own + MASS_KEY)
-        kept = (key > border) | ((key == border) & (token <= tl.load(own + LAST)))
-        kept &= key >= tl.load(own + TOP_KEY)
+        key = _key(weight)
+        border = tl.load(mass_keys + row)
+        kept = (key > border) | ((key == border) & (token <= tl.load(lasts + row)))
+        kept &= key >= tl.load(top_keys + row)
         if least != float("-inf"):
             heat = tl.load(factors + row * 4).to(tl.float64)
             kept &= weight.to(tl.float64) / heat >= top.to(tl.float64) / heat + least
@@ -231,7 +238,7 @@ def _depth(weight, top, heat):
 
 @triton.jit
 def _mass(depth):
-    return (tl.exp(-depth) * UNIT).to(tl.int64)
+    return (tl.exp(-depth) * 2.0**43).to(tl.int64)
 
 
 @triton.jit

@@ -10,17 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.kernels.triton.border import (
-    LAST,
-    MASS_KEY,
-    MOST_TOKENS,
-    STATE,
-    TOP_KEY,
-    border,
-    cut,
-    gather,
-    measure,
-)
+from outrider.kernels.triton.border import MOST_TOKENS, border, cut, gather, measure
 from outrider.kernels.triton.launch import UNFUSED, on_device
 from outrider.kernels.warps import Warps
 
@@ -47,7 +37,8 @@ def warp_rows(logits: Tensor, warps: Warps) -> Tensor:
     num_blocks = triton.cdiv(vocab_size, TOKENS)
     lanes, blocks = min(LANES, num_blocks), triton.next_power_of_2(num_blocks)
     maxima = torch.empty(num_rows, num_blocks, dtype=torch.float32, device=device)
-    state = torch.empty(num_rows, STATE.value, dtype=torch.int64, device=device)
+    state = torch.empty(7, num_rows, dtype=torch.int64, device=device)  # what the kernels of `border` tell of each row
+    borders = state[4:]
     edits = (warps.edges, warps.ids, warps.values, warps.factors, warps.addresses, warps.masks, warps.mask)
     given = weights, maxima, warps.factors, warps.bounds, warps.tops
     numbers, shape = (vocab_size, num_blocks), {"TOKENS": TOKENS, "BLOCKS": blocks}
@@ -58,7 +49,7 @@ def warp_rows(logits: Tensor, warps: Warps) -> Tensor:
             *edits,
             weights,
             maxima,
-            state,
+            *borders,
             vocab_size,
             logits.stride(0),
             warps.masks.stride(0),
@@ -70,11 +61,15 @@ def warp_rows(logits: Tensor, warps: Warps) -> Tensor:
             window = torch.empty(num_rows, vocab_size, dtype=torch.int32, device=device)
             measure[(num_rows, num_blocks)](*given, *ladder, *numbers, RUNGS=RUNGS, **shape)
             for counts in (True,) * warps.cuts_top + (False,) * warps.cuts_mass:
-                found = window, state, *numbers
-                gather[(num_rows, lanes)](*given, *ladder, *found, lanes, COUNTS=counts, RUNGS=RUNGS, **shape)
-                border[(num_rows,)](*given, *found, COUNTS=counts, CHUNK=CHUNK, BLOCKS=blocks, num_warps=8)
+                placed = window, *state[:4]
+                gather[(num_rows, lanes)](
+                    *given, *ladder, *placed, *numbers, lanes, COUNTS=counts, RUNGS=RUNGS, **shape
+                )
+                border[(num_rows,)](
+                    *given, *placed, *borders, *numbers, COUNTS=counts, CHUNK=CHUNK, BLOCKS=blocks, num_warps=8
+                )
         if warps.cuts_top or warps.cuts_mass or warps.cuts_least:
-            cut[(num_rows, num_blocks)](*given, state, *numbers, **shape)
+            cut[(num_rows, num_blocks)](*given, *borders, *numbers, **shape)
     return weights
 
 
@@ -91,7 +86,9 @@ def _alter(
     mask,
     weights,
     maxima,
-    state,
+    top_keys,
+    mass_keys,
+    lasts,
     vocab_size,
     row_stride,
     mask_stride,
@@ -137,6 +134,6 @@ def _alter(
     largest = tl.max(tl.where(weight != weight, float("-inf"), weight))
     tl.store(maxima + row * tl.num_programs(1) + block, tl.where(has_nan != 0, float("nan"), largest))
     if block == 0:
-        tl.store(state + row * STATE + TOP_KEY, row * 0 - 1)
-        tl.store(state + row * STATE + MASS_KEY, row * 0 - 1)
-        tl.store(state + row * STATE + LAST, row * 0 + vocab_size)
+        tl.store(top_keys + row, row * 0 - 1)
+        tl.store(mass_keys + row, row * 0 - 1)
+        tl.store(lasts + row, row * 0 + vocab_size)
