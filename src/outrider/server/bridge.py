@@ -232,6 +232,7 @@ class Bridge:
             trace,
             _seconds(record) if trace is not None else {},
             self.llm.result(request, sample.stream) if is_last else None,
+            request.error if is_last else None,
         )
 
 

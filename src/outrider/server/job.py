@@ -22,7 +22,7 @@ class Piece:
     Attributes:
         index: of the sample: prompt times n plus sample. tokens: the first `num_accepted` were guesses.
         logprobs: one a token, where asked for. prompt_logprobs: on the first one. trace, seconds: of the cycle,
-            where asked for. result: on the last one.
+            where asked for. result: on the last one, with the error that ended it.
     """
 
     index: int
@@ -34,6 +34,7 @@ class Piece:
     trace: CycleTrace | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     result: Result | None = None
+    error: Exception | None = None
 
 
 @dataclass(slots=True)
