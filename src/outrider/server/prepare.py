@@ -275,5 +275,5 @@ def _called(name: str, arguments: str) -> dict[str, Any]:
     """A call as templates read it: its arguments are values, not text."""
     try:
         return {"name": name, "arguments": json.loads(arguments)}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the arguments of an earlier call of {name!r} are no JSON ({error}): mend them") from error
