@@ -167,7 +167,20 @@ def test_a_card_is_filled_and_no_more():
             programs = 8 * (tiles * split.tile_lanes + num_rows * split.row_lanes)
             assert 128 <= programs <= 1024 + 8 * (tiles + num_rows), (context, num_rows)
     assert attention.choose(1, 4, 8, 16, True).unit == 1
+    # A tree's rows have but their own ends for themselves; requests side by side have everything.
+    assert attention.choose(16, 4, 8, 17, True, tails=2).row_lanes == 2
+    assert (
+        attention.choose(16, 4, 8, 17, True).row_lanes == attention.choose(16, 4, 8, 17, True, tails=9).row_lanes == 4
+    )
     assert [attention.choose(64, 4, 8, parts, True).unit for parts in (3, 17, 512)] == [1, 4, 16]
+
+
+@pytest.mark.parametrize(
+    ("rows", "group", "kv_heads", "parts", "is_wide"),
+    [(4, 4, 8, 17, False), (5, 4, 8, 17, True), (16, 4, 8, 15, False), (16, 3, 3, 8, False), (512, 3, 3, 8, True)],
+)
+def test_wide_tiles_serve_rows_that_fill_a_card_with_them(rows, group, kv_heads, parts, is_wide):
+    assert attention._fills(rows, group, kv_heads * parts) == is_wide
 
 
 @pytest.mark.parametrize("error", [0.0, 1e-7])

@@ -153,6 +153,25 @@ def test_parts_are_timed_by_their_shape_and_nobody_stays_in_the_air(folder):
         measure_shape(llm.engine, [tuple(range(3, 103)) * 11 + tuple(range(3, 63))], GREEDY, 5, 1)
 
 
+def test_the_time_of_taking_a_graph_belongs_to_no_cycle(folder, monkeypatch):
+    """Neither the cycle that is launched then counts, nor the one that was in the air meanwhile."""
+    llm = opened(folder, drafter="none")
+    counts = []
+    for taken in (0, 1):
+        seen = [0]
+        monkeypatch.setattr(type(llm.engine.pipeline), "num_captured", property(lambda self, seen=seen: seen[0]))
+        log, steps = Log(llm.engine), []
+
+        def note(record, log=log, steps=steps, seen=seen, taken=taken):
+            steps.append(record)
+            seen[0] += taken * (len(steps) == 6)
+            log.note(record)
+
+        answer(llm.engine, PROMPTS[:1], GREEDY, 1, note)
+        counts.append(len(log.cycles()))
+    assert counts[1] == counts[0] - 2
+
+
 def test_tokens_are_those_of_all_cycles_and_times_those_of_full_ones(folder):
     llm = opened(folder, drafter="none")
     log = Log(llm.engine)

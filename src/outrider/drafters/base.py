@@ -173,6 +173,12 @@ class Drafter:
     def follow(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
         """Sees the target's pass over `rows` and how far each walk went; the crew is as it was before."""
 
+    def read(self, crew: Crew, outline: Outline) -> None:
+        """Reads what the last cycles brought, where nothing is to be guessed; asked of a drafter fed from taps."""
+
+    def keep(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
+        """As `follow`, of a cycle that neither guessed nor read: its token comes behind what is yet to be read."""
+
     def leave(self, request: Request, seat: int, unread: int) -> None:
         """A request stands up and goes on by way of the host; its last `unread` known tokens were not read yet."""
 

@@ -98,6 +98,9 @@ class Medusa(Drafter):
     def follow(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
         self._held.follow(crew, rows, output, walks)
 
+    def keep(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
+        self._held.keep(crew, rows, output, walks)
+
     def leave(self, request: Request, seat: int, unread: int) -> None:
         self._taps[request.id] = self._held.of(seat, unread)[-1]
 

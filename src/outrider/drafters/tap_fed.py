@@ -16,11 +16,11 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Commit, Drafter, Workshop
 from outrider.drafters.candidates import Candidates
-from outrider.drafters.device import DeviceTrees
+from outrider.drafters.device import DeviceTrees, unread
 from outrider.drafters.trees import Trees
 from outrider.kernels.tree import Walks
 from outrider.models.batch import BatchBuilder, FlatBatch, TargetOutput
-from outrider.models.seats import Crew, TreeRows
+from outrider.models.seats import Crew, Outline, TreeRows
 from outrider.models.target import Target
 from outrider.request import Request
 
@@ -209,6 +209,15 @@ class HeldTaps:
         kept = torch.where(moved[:, None, None], taps.view_as(kept), kept)
         self._taps[:, :count].index_copy_(0, crew.index, kept)
 
+    def keep(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
+        """Put the root's taps behind those that wait."""
+        roots = rows.trees.starts.to(torch.int64)
+        taps = torch.cat([output.taps[layer].index_select(0, roots) for layer in self._layers], dim=1)
+        moved = crew.alive & (walks.said[:, 0] >= 0)
+        place = (crew.accepted + 1).clamp(max=self._taps.shape[1] - 1)
+        kept = self._taps[crew.index, place]
+        self._taps[crew.index, place] = torch.where(moved[:, None], taps, kept)
+
 
 class TapFed(Drafter):
     """A drafter with a stack of its own that is written from taps; it says how, in `write`."""
@@ -256,6 +265,12 @@ class TapFed(Drafter):
 
     def follow(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
         self._held.follow(crew, rows, output, walks)
+
+    def read(self, crew: Crew, outline: Outline) -> None:
+        self.write(unread(crew, outline), self._held.unread(crew, outline.reach))
+
+    def keep(self, crew: Crew, rows: TreeRows, output: TargetOutput, walks: Walks) -> None:
+        self._held.keep(crew, rows, output, walks)
 
     def leave(self, request: Request, seat: int, unread: int) -> None:
         self._feed.resume(request, self._held.of(seat, unread))

@@ -101,14 +101,18 @@ class DeviceCycle:
         seats, target, kernels = self._seats, self._target, self._target.kernels
         crew = seats.crew(index, blocks)
         tree = drafter.draft(crew, outline) if drafter is not None and outline.depth else None
+        if drafter is not None and outline.reads:
+            drafter.read(crew, outline)
         rows = tree_rows(crew, tree, outline)
         output = target.forward(rows.batch, self._pages, taps=drafter.needs.taps if drafter else ())
         walks = kernels.walk(self._draws(crew, rows, output, outline), rows.trees)
         if not outline.is_chain:  # a chain's path lies in line
             kernels.compact(self._table, rows.slots, rows.trees, walks)
-        if drafter is not None and outline.depth:
+        if drafter is not None and outline.lags:
+            drafter.keep(crew, rows, output, walks)
+        elif drafter is not None and (outline.depth or outline.reads):
             drafter.follow(crew, rows, output, walks)
-        seats.advance(crew, walks)
+        seats.advance(crew, walks, outline.lags)
         guessed = (rows.trees.tokens >= 0).view(crew.size, -1)
         levels = torch.where(guessed, rows.depths[:, 1:], 0).amax(1) if outline.nodes else torch.zeros_like(index)
         told = [walks.counts.to(torch.int64), guessed.sum(1), levels]

@@ -23,6 +23,7 @@ from outrider.engine.device_cycle import DeviceCycle
 from outrider.engine.ends import Emission, deliver
 from outrider.engine.flight import Aloft, Told
 from outrider.engine.guard import guarded
+from outrider.engine.outlines import outline_of
 from outrider.engine.scheduler import key_of
 from outrider.engine.seating import seating
 from outrider.errors import CapacityError
@@ -33,9 +34,6 @@ from outrider.tree import NO_GUESS, Budget
 
 if TYPE_CHECKING:
     from outrider.engine.step import Engine
-
-DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-"""Of trees where control may choose any: every one has graphs of its own."""
 
 
 @dataclass(slots=True)
@@ -65,7 +63,7 @@ class Pipeline:
         self._grounded: set[int] = set()
         self.landed: Aloft | None = None  # the cycle that was read last
         self._read = 0.0
-        self._depth = 0
+        self._unread = 1  # most tokens of a seat that its drafter has yet to read behind all that is in the air
         scheduler, control, target = engine.scheduler, engine.control, engine.target
         size = scheduler.ledger.block_size
         widest = control.depth, control.width, control.nodes
@@ -154,7 +152,7 @@ class Pipeline:
         if not requests:
             return False
         budgets = engine.control.outlined(requests) if engine.drafter else {}
-        outline = self._outline(requests, budgets)
+        outline = outline_of(engine, len(requests), budgets.values(), self.seats.levels, self._unread)
         if outline is None or not self._cycle.fits(len(requests), outline) or not self._hold(requests, outline):
             return False
         if not self._board(requests, budgets, outline) or (outline.depth and not engine.drafter):  # it failed just now
@@ -167,7 +165,7 @@ class Pipeline:
         if told is None:
             return False
         self._air.append(Aloft(tuple(requests), outline, budgets, told, started))
-        self._depth = outline.depth
+        self._unread = self._unread + 1 if outline.lags else outline.depth + 1
         return True
 
     def _crew(self) -> list[Request]:
@@ -192,25 +190,6 @@ class Pipeline:
     def _num_aloft(self, request: Request) -> int:
         return sum(request in flight.requests for flight in self._air)
 
-    def _outline(self, requests: Sequence[Request], budgets: Mapping[int, Budget]) -> Outline | None:
-        """The trees of the next cycle; None where it is one for lockstep."""
-        engine = self._engine
-        control, drafter = engine.control, engine.drafter
-        rows = engine.scheduler.max_rows // len(requests) - 1
-        deepest = max((budget.depth for budget in budgets.values()), default=0)
-        if drafter and drafter.needs.levels is not None:
-            deepest = min(deepest, drafter.needs.levels)
-        deepest = min(deepest, rows)
-        if rows < 0 or deepest > self.seats.levels or (drafter and drafter.needs.taps and not deepest):
-            return None
-        if not deepest:
-            return Outline()
-        if control.adaptive:
-            deepest = max(depth for depth in DEPTHS if depth <= deepest)
-        width = max(budget.width for budget in budgets.values())
-        nodes = deepest if width == 1 else min(control.nodes, deepest * width, rows)
-        return Outline(min(deepest, nodes), width, nodes, 1 + max(deepest, self._depth))
-
     def _hold(self, requests: Sequence[Request], outline: Outline) -> bool:
         """Hold slots for all that is in the air and this cycle; False where memory does not suffice."""
         engine = self._engine
@@ -231,7 +210,8 @@ class Pipeline:
         for request in requests:
             seat, budget = self._taken.get(request), budgets.get(request.id, NO_GUESS)
             reads = bool(drafter and (drafter.needs.taps or (seat is not None and seat.levels >= 0)))
-            levels[request] = min(budget.depth, outline.depth) if outline.depth and (reads or budget.depth) else MUTE
+            follows = outline.depth or outline.reads or outline.lags
+            levels[request] = min(budget.depth, outline.depth) if follows and (reads or budget.depth) else MUTE
         new = [r for r in requests if r not in self._taken or (levels[r] >= 0 and self._taken[r].levels < 0)]
         if new and self._air:
             return False
@@ -294,15 +274,16 @@ class Pipeline:
         engine.ledger.draft(key, 1 + flight.outline.nodes)
         tokens = request.tokens(0, committed) if engine.ledger.fills_block(key, committed) else ()
         engine.ledger.commit(key, tokens, committed)
-        seat.unread = accepted + 1
-        drafter = engine.drafter
-        if drafter and drafter.needs.stack and flight.outline.depth and flight.budgets.get(request.id):
+        drafter, outline = engine.drafter, flight.outline
+        has_read = outline.reads or (outline.depth and flight.budgets.get(request.id))
+        seat.unread = seat.unread + 1 if outline.lags else accepted + 1
+        if drafter and drafter.needs.stack and has_read:
             engine.ledger.saw(key, drafter.name, known)
         return emission
 
     def _land(self) -> None:
         """All stand up; their drafter goes on by way of the host."""
-        self._depth = 0
+        self._unread = 1
         for request in list(self._taken):
             self._leave(request)
         self._grounded &= self._engine._contexts.keys()

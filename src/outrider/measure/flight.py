@@ -25,7 +25,7 @@ IN_FLIGHT = "in flight"
 """How a row ran: as graphs on the device, the host one cycle behind."""
 COUNTED = 60
 """Cycles of one shape, of which the median counts."""
-MOST_OUTLINES = 4
+MOST_OUTLINES = 12
 """Shapes whose parts are measured where control chose several: those that it chose most often."""
 PATIENCE = 50
 """Steps within which requests must be in flight."""
@@ -50,16 +50,23 @@ class Parts:
 
 
 class Log:
-    """Notes the decoding cycles of an engine as it runs, which raises from now on what a drafter does wrong."""
+    """Notes the decoding cycles of an engine as it runs, which raises from now on what a drafter does wrong.
+
+    Cycles during which a graph was taken are left out: that time belongs to none.
+    """
 
     def __init__(self, engine: Engine) -> None:
         engine.strict = True
         self._engine = engine
         self._noted: list[Flew] = []
+        self._captured = self._num_captured()
+        self._is_late = False  # a graph was taken while the cycle that is read next was in the air
 
     def note(self, record: Record) -> None:
         """To be told of each step, before the next one."""
-        if record.cycles and not record.prefill_rows:
+        captured, was_late = self._num_captured(), self._is_late
+        self._captured, self._is_late = captured, captured != self._captured
+        if record.cycles and not record.prefill_rows and not (was_late or self._is_late):
             flight = self._engine.pipeline.landed if self._engine.pipeline and record.overlaps else None
             outline = flight.outline if flight else None
             self._noted.append(Flew(record, outline, len(flight.requests if flight else record.cycles)))
@@ -68,6 +75,9 @@ class Log:
         """The decoding cycles since the last call, those that also read prompts left out."""
         noted, self._noted = self._noted, []
         return noted
+
+    def _num_captured(self) -> int:
+        return self._engine.pipeline.num_captured if self._engine.pipeline else 0
 
 
 def flies(cycles: Sequence[Flew], together: int) -> bool:

@@ -27,13 +27,17 @@ class Outline:
 
     Attributes:
         depth, width, nodes: of every tree, less where a request may guess less; a chain's width is 1. All 0: no guess.
-        reach: most tokens that a request's last cycle brought, which a drafter has yet to read.
+        reach: most tokens of a request that a drafter has yet to read.
+        reads, lags: of a cycle without a guess, what a drafter that is fed from taps does with what was said: reads it,
+            or leaves it, and what this cycle brings, for later.
     """
 
     depth: int = 0
     width: int = 1
     nodes: int = 0
     reach: int = 1
+    reads: bool = False
+    lags: bool = False
 
     @property
     def is_chain(self) -> bool:
@@ -65,8 +69,8 @@ class Crew:
         index: (R,) int64, their seats. standing: known tokens n, and where each ends.
         outputs: (R,) int32, tokens of the completion so far. seeds: (R,) int64. samples: (R,) int32.
         heat: (R,) float32, the temperature. levels: (R,) int64, most of a guess, or `MUTE`.
-        accepted: (R,) int64, guesses accepted in the last cycle. news: (R, K) int64, the tokens that it brought, which
-            are one more.
+        accepted: (R,) int64, guesses accepted in the last cycle, or one fewer than a drafter that lags has yet to read.
+        news: (R, K) int64, the tokens that it brought, which are one more.
         alive: (R,) bool, something remains to be said. reading: (R,) int64, how deep a drafter's rows may be: nowhere
             where it does not read along.
     """
@@ -257,12 +261,18 @@ class Seats:
             vocab_size=self._vocab_size,
         )
 
-    def advance(self, crew: Crew, walks: Walks) -> None:
-        """The crew's requests have said what their walks say; one whose root had no law stays where it is."""
+    def advance(self, crew: Crew, walks: Walks, lags: bool = False) -> None:
+        """The crew's requests have said what their walks say; one whose root had no law stays where it is.
+
+        lags: what they said, a token each, comes behind what was said and not read before.
+        """
         said = walks.said
         moved = crew.alive & (said[:, 0] >= 0)
-        accepted = torch.where(moved, walks.counts.to(torch.int64), crew.accepted)
-        lengths = crew.standing.lengths + torch.where(moved, accepted + 1, 0)
+        counts = walks.counts.to(torch.int64)
+        lengths = crew.standing.lengths + torch.where(moved, counts + 1, 0)
+        accepted = torch.where(moved, crew.accepted + 1 if lags else counts, crew.accepted)
+        if lags:
+            said = crew.news.scatter(1, accepted[:, None], said)
         news = torch.where(moved[:, None], said, crew.news[:, : said.shape[1]])
         self._numbers[:, _LENGTH].index_copy_(0, crew.index, lengths)
         self._numbers[:, _ACCEPTED].index_copy_(0, crew.index, accepted)

@@ -33,6 +33,8 @@ LEAST_TILE, WIDE_TILE = 16, 64
 """Queries (rows x heads of a group) of a tensor core's product: of few, and of many rows that read the same keys."""
 PROGRAMS = 512
 """Programs that fill a card, and no more are started for each kind of work: one goes through several units instead."""
+FILLING = 128
+"""Programs of wide tiles below which narrow ones serve, of which there are more."""
 UNITS = ((PARTS * CHUNKS, 256), (PARTS, 128))
 """Parts that one program folds into one, so that less is written for the merge, if there are so many programs still."""
 WORKSPACE = 64 << 20
@@ -87,16 +89,18 @@ def attend(
     kv_heads = k_pages.shape[1]
     # NumPy's products depend on the tile, so that the interpreter has but one; and it has nothing to fill.
     is_interpreted = q.device.type == "cpu"
-    is_wide = tile == WIDE_TILE or not (tile or is_interpreted or k_pages.dtype == torch.float32)
     part = part_keys(dim, k_pages.dtype)
     # No row is longer than what its table holds and a tail behind it.
     num_parts = triton.cdiv(keys.tables.shape[1] * keys.block_size + keys.tails.shape[1], part)
+    can_be_wide = not (tile or is_interpreted or k_pages.dtype == torch.float32)
+    is_wide = tile == WIDE_TILE or (can_be_wide and _fills(num_rows, num_heads // kv_heads, kv_heads * num_parts))
     sizes = num_heads // kv_heads, kv_heads, num_parts, is_wide, 1 if is_interpreted else PROGRAMS
     unit = unit or min(choose(num_rows, *sizes).unit, PARTS * CHUNKS if dim <= 128 else PARTS)
     num_units, loose = num_parts // unit, _tail_parts(keys, part) + unit - 1
     by_row = 4 * num_heads * (dim + 2) * (num_units + loose)
     step = max(WIDE_TILE, WORKSPACE // by_row // WIDE_TILE * WIDE_TILE)
-    split = choose(min(num_rows, step), *sizes, unit)
+    tails = _tail_parts(keys, part) if keys.tables.shape[0] == 1 else None
+    split = choose(min(num_rows, step), *sizes, unit, tails)
     numbers = scale, window, softcap, sinks
     for first in range(0, num_rows, step):
         rows, index = slice(first, first + step), keys
@@ -140,13 +144,14 @@ def choose(
     is_wide: bool,
     programs: int = PROGRAMS,
     unit: int | None = None,
+    tails: int | None = None,
 ) -> Split:
     """The split of a call of `num_rows` rows over at most `num_parts` parts.
 
     Args:
         is_wide: whether many rows may share a tile of the larger size.
         programs: how many fill the machine.
-        unit: what was chosen already.
+        unit: what was chosen already. tails: parts that a row has for itself, where all rows are one request's.
     """
     padded = triton.next_power_of_2(group)
     tile = WIDE_TILE if is_wide else LEAST_TILE
@@ -159,8 +164,15 @@ def choose(
         tile,
         unit,
         tile_lanes=min(jobs, triton.cdiv(programs, num_tiles * kv_heads)) if num_tiles else 0,
-        row_lanes=min(jobs, triton.cdiv(programs, num_rows * kv_heads)),
+        row_lanes=min(jobs, triton.cdiv(programs, num_rows * kv_heads), (tails if tails and num_tiles else jobs)),
     )
+
+
+def _fills(num_rows: int, group: int, programs: int) -> bool:
+    """Whether rows fill tiles of the larger size, and those a card. programs: of each tile."""
+    padded = triton.next_power_of_2(group)
+    tiles = triton.cdiv(num_rows, max(1, WIDE_TILE // padded))
+    return num_rows * padded > LEAST_TILE and tiles * programs >= FILLING
 
 
 def _padded(dim: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.triton.launch import begin
+from outrider.kernels.triton.launch import release, wait
 from outrider.kernels.triton.part import fold
 
 
@@ -38,7 +38,7 @@ def merge(
     SHAPE: heads, D, the same as a power of two, keys of a part, parts of a unit, of a chunk, of a stretch. AHEAD:
     stretches of whole units that are asked for at once.
     """
-    begin(OVERLAP)
+    release(OVERLAP)
     HEADS: tl.constexpr = SHAPE[0]
     DIM: tl.constexpr = SHAPE[1]
     KEYS: tl.constexpr = SHAPE[3]
@@ -48,7 +48,9 @@ def merge(
     d = tl.arange(0, SHAPE[2])[None, :]
     first_place = (row * HEADS + head) * num_places + tl.arange(0, 1)
     arrays = (values, stats, stats + num_rows.to(tl.int64) * HEADS * num_places, first_place, d)
-    num_keys, num_full = tl.load(length + row), tl.load(full + row)
+    num_keys = tl.load(length + row)  # said long before, as `attend_parts` has it
+    wait(OVERLAP)
+    num_full = tl.load(full + row)
     first, last = num_keys * 0, (num_keys + KEYS - 1) // KEYS
     if HAS_WINDOW:
         first = tl.maximum(num_keys - window, 0) // KEYS

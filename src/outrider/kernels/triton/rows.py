@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.packing import GROUP
-from outrider.kernels.triton.launch import UNFUSED, begin, launch_options, on_device
+from outrider.kernels.triton.launch import UNFUSED, begin, launch_options, on_device, release
 
 STRETCH = 1024
 """Numbers of a row that one program of a gate or a lookup takes."""
@@ -206,7 +206,8 @@ def _rotate(
     inside = d < DIM
     is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
     other = tl.where(d < HALF, d + HALF, tl.where(d < 2 * HALF, d - HALF, d))  # the other half of each pair
-    begin(OVERLAP)
+    begin(OVERLAP, RELEASES=False)
+    release(OVERLAP)  # attention looks at once where its keys are, which is said before the kernel that is waited for
     start = qkv + row * qkv_stride + head * DIM
     values = tl.load(start + d, mask=inside, other=0.0)
     others = tl.load(start + other, mask=inside, other=0.0)

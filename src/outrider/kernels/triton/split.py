@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.triton.launch import begin, release, wait
+from outrider.kernels.triton.launch import release, wait
 from outrider.kernels.triton.part import attend_part, fold, nothing
 
 # A number that happens to be 1 or a multiple of 16, or an array that happens to start on a line, must not choose
@@ -57,8 +57,9 @@ def attend_parts(
 ):
     """Parts and units of parts, by tiles of rows where they find keys in one table, or else by each row.
 
-    Two launches are one verb where rows share tiles: the second one reads what was there before the first, so that it
-    may run beside it, and ends when that one has.
+    Where keys are was said long before the kernel that this one follows, which lets it go only once it has waited
+    itself: so that is read at once. Two launches are one verb where rows share tiles: the second one reads what was
+    there before the first, so that it may run beside it, and ends when that one has.
 
     values: (T, Hq, places, D), stats: (2, T, Hq, places) float32: the largest score and the total of the weights. The
     first `num_units` places are units, the others single parts behind a row's last unit (of single parts alone each
@@ -69,11 +70,8 @@ def attend_parts(
     FLAGS: whether there is a window, is a cap, are pages float32, is this the interpreter, have pages 2 ** 31 numbers
     and more, are these the tiles. tail_parts: the most that hold a key of a tail. num_tiles: 1 where there are none.
     """
-    if FLAGS[5] or ROWS == 0:
-        begin(OVERLAP, RELEASES=not FLAGS[5])
-        release(OVERLAP and FLAGS[5])
-    else:
-        release(OVERLAP)
+    release(OVERLAP and not FLAGS[5])
+    WAITS: tl.constexpr = OVERLAP and (FLAGS[5] or ROWS == 0)
     arrays, index = (q, k_pages, v_pages, values, stats), (request, linear, length)
     sizes, numbers = (num_rows, num_units, num_places, tail_parts), (window, scale, softcap)
     if FLAGS[5]:
@@ -93,11 +91,12 @@ def attend_parts(
             TILE,
             FLAGS,
             STAGES,
+            WAITS,
         )
     else:
         row, lane = tl.program_id(1) % num_rows, tl.program_id(1) // num_rows
         paths = (tables, table_stride, tails, tail_stride, full)
-        _attend_row(arrays, index, sizes, numbers, paths, row, lane, lanes, SHAPE, ROWS, TILE, FLAGS, STAGES)
+        _attend_row(arrays, index, sizes, numbers, paths, row, lane, lanes, SHAPE, ROWS, TILE, FLAGS, STAGES, WAITS)
         if ROWS > 0:
             wait(OVERLAP)
 
@@ -118,6 +117,7 @@ def _attend_tile(
     TILE: tl.constexpr,
     FLAGS: tl.constexpr,
     STAGES: tl.constexpr,
+    WAITS: tl.constexpr,
 ):
     """What a tile's rows find in their common table."""
     UNIT: tl.constexpr = SHAPE[7]
@@ -126,7 +126,7 @@ def _attend_tile(
     path = (tables + owner.to(tl.int64) * table_stride, tables, longest, longest)
     span = (first_row, tl.minimum(sizes[0] - first_row, ROWS), owner, shared + sizes[3])
     units = (first // UNIT, shared // UNIT, tl.maximum(shared // UNIT * UNIT, first), shared, shared // UNIT)
-    _attend(arrays, index, sizes, numbers, path, span, units, lane, lanes, SHAPE, TILE, FLAGS, STAGES)
+    _attend(arrays, index, sizes, numbers, path, span, units, lane, lanes, SHAPE, TILE, FLAGS, STAGES, WAITS)
 
 
 @triton.jit
@@ -144,6 +144,7 @@ def _attend_row(
     TILE: tl.constexpr,
     FLAGS: tl.constexpr,
     STAGES: tl.constexpr,
+    WAITS: tl.constexpr,
 ):
     """What a row sees that no tile shows it: its tail, or everything."""
     UNIT: tl.constexpr = SHAPE[7]
@@ -158,8 +159,6 @@ def _attend_row(
         owner, shared, _, _ = _common(index, row // ROWS * ROWS, sizes[0], ROWS, SHAPE[6])
         if (known > 0) & (own == owner) & (last <= shared + sizes[3]):
             in_table, unit, loose = shared, shared // UNIT, tl.maximum(shared, first)
-    if (lane == 0) & (tl.program_id(0) == 0):
-        tl.store(full + row, in_table // UNIT)
     path = (tables + own.to(tl.int64) * table_stride, tails + row.to(tl.int64) * tail_stride, known, num_keys)
     units = (unit, in_table // UNIT, loose, last, in_table // UNIT)
     _attend(
@@ -176,7 +175,10 @@ def _attend_row(
         TILE,
         FLAGS,
         STAGES,
+        WAITS,
     )
+    if (lane == 0) & (tl.program_id(0) == 0):
+        tl.store(full + row, in_table // UNIT)
 
 
 @triton.jit
@@ -213,11 +215,13 @@ def _attend(
     TILE: tl.constexpr,
     FLAGS: tl.constexpr,
     STAGES: tl.constexpr,
+    WAITS: tl.constexpr,
 ):
     """This lane's share of the units `units[0] .. units[1]` and of the single parts `units[2] .. units[3]`.
 
     path: the table, the tail, how many of the keys lie in the table, and how many there are. span: the first row, how
     many, their request, and the most parts that one of them may have to be served here. units[4]: of the whole row.
+    WAITS: for the queries and for keys, once it is known where they are.
     """
     UNIT: tl.constexpr = SHAPE[7]
     PARTS: tl.constexpr = SHAPE[8]
@@ -225,6 +229,8 @@ def _attend(
     num_rows, num_units, num_places = sizes[0], sizes[1], sizes[2]
     d = tl.arange(0, SHAPE[5])
     head, is_query, lengths = _queries(index, span, SHAPE, TILE, FLAGS)
+    wait(WAITS)
+    release(WAITS and FLAGS[5])
     is_number = is_query[:, None]
     if SHAPE[4] != SHAPE[5]:
         is_number = is_number & (d < SHAPE[4])[None, :]
