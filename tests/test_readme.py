@@ -89,5 +89,5 @@ def test_every_field_of_the_json_is_explained():
         for inner in value if isinstance(value, dict) and name in {"usage", "seconds"} else ():
             assert f"`{inner}`" in section
     assert set(fields["speculation"]) - {"drafter"} == set(
-        re.findall(r"cycles|drafted|accepted_by_position|accepted|tau", section)
+        re.findall(r"cycles|drafted|accepted_by_position|accepted|speed_up|tau", section)
     )

@@ -24,6 +24,8 @@ from outrider.result import Delta, Result
 
 Ask = tuple[Any, Prompt, SamplingParams]
 """A request to come: a tag that its results carry, its prompt and its params."""
+Watch = Callable[[Sequence[Emission], Record], None]
+"""Is told of every pass, as soon as it is over: what it delivered, and its record."""
 
 
 def _checked(params: Any) -> SamplingParams:
@@ -70,12 +72,14 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         params: SamplingParams | Iterable[SamplingParams] | None = None,
         raw: bool = False,
+        watch: Watch | None = None,
     ) -> list[Result]:
         """All samples of all prompts, prompt by prompt, decoded together.
 
         Args:
             prompts: one or many. params: for all of them, or one each.
             raw: leave texts as they are instead of putting them through the model's chat template.
+            watch: for whoever measures.
 
         Raises:
             RequestError: where a prompt or its params cannot be honoured exactly; nothing was generated then.
@@ -95,7 +99,7 @@ class LLM:
                 for request, stream in zip(requests, streams, strict=True):
                     self.engine.add(request, stream)
             while any(not request.is_finished for request in requests):
-                self.advance(requests)
+                self.advance(requests, watch)
         finally:
             self._drop(requests)
         return [self.result(request, stream) for request, stream in zip(requests, streams, strict=True)]
@@ -158,9 +162,12 @@ class LLM:
         finally:
             self._drop([request for _, request, _ in running.values()])
 
-    def always_guessing(self, depth: int = 4) -> AbstractContextManager[None]:
-        """For tests of exactness: within this block every decode pass guesses, whether that pays or not."""
-        return self.engine.always_guessing(depth)
+    def always_guessing(self, depth: int = 4, width: int | None = None) -> AbstractContextManager[None]:
+        """For tests and measurements: within this block every decode pass guesses, whether that pays or not.
+
+        width: most children of one node (None: as many as the engine has).
+        """
+        return self.engine.always_guessing(depth, width)
 
     def encode(self, prompt: Prompt, raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Token ids of a prompt, as `Prompts.encode`.
@@ -195,7 +202,7 @@ class LLM:
         self._inboxes.pop(request.id, None)
         self._drop([request])
 
-    def advance(self, wanted: Sequence[Request]) -> Record | None:
+    def advance(self, wanted: Sequence[Request], watch: Watch | None = None) -> Record | None:
         """One cycle and its record; None where another thread's has ended the wanted requests, or filled their inboxes,
         by now.
         """
@@ -203,6 +210,8 @@ class LLM:
             if all(request.is_finished or self._inboxes.get(request.id) for request in wanted):
                 return None
             emissions, record = self.engine.step()
+            if watch is not None:
+                watch(emissions, record)
             fault = self.engine.fault
             if fault is not None and str(fault) not in self.resolved.notes:
                 self.resolved = replace(self.resolved, notes=(*self.resolved.notes, str(fault)))

@@ -65,6 +65,7 @@ class Result:
                 "accepted": tally.accepted,
                 "accepted_by_position": list(tally.accepted_by_position),
                 "tau": tally.tau,
+                "speed_up": tally.saving.to_json(),
             },
             "seconds": {
                 "prefill": tally.seconds_prefill,

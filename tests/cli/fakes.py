@@ -118,10 +118,10 @@ class FakeLLM:
             rows,
         )
 
-    def always_guessing(self) -> Any:
+    def always_guessing(self, depth: int = 4, width: int | None = None) -> Any:
         return nullcontext()
 
-    def generate(self, prompts: Any, params: Any = None, raw: bool = False) -> list[FakeResult]:
+    def generate(self, prompts: Any, params: Any = None, raw: bool = False, watch: Any = None) -> list[FakeResult]:
         many = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], dict)) else prompts
         each = params if isinstance(params, list) else [params] * len(many)
         self.asked += [(prompt, param, raw) for prompt, param in zip(many, each, strict=True)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import outrider
-from outrider.cli.provenance import _commit
+from outrider.cli.provenance import commit
 
 UNKNOWN = f"unknown (version {outrider.__version__}, no checkout)"
 
@@ -37,24 +37,24 @@ def package(tmp_path, monkeypatch):
 
 def test_a_checkout_is_asked(package, tmp_path):
     made = package("src")
-    commit = git(tmp_path, "rev-parse", "--short", "HEAD").strip()
-    assert _commit() == commit
+    head = git(tmp_path, "rev-parse", "--short", "HEAD").strip()
+    assert commit() == head
     (made / "__init__.py").write_text("changed = True")
-    assert _commit() == f"{commit}-dirty"
+    assert commit() == f"{head}-dirty"
 
 
 def test_the_checkout_around_an_environment_is_another_programs(package):
     package("venv/lib/site-packages")
-    assert _commit() == UNKNOWN
+    assert commit() == UNKNOWN
 
 
 def test_an_installed_package_says_what_it_was_built_from(package):
     made = package("venv/lib/site-packages")
     (made / "commit.txt").write_text("1234567\n")
-    assert _commit() == "1234567"
+    assert commit() == "1234567"
 
 
 def test_without_git_nobody_knows(package, monkeypatch):
     package("src")
     monkeypatch.setenv("PATH", "")
-    assert _commit() == UNKNOWN
+    assert commit() == UNKNOWN

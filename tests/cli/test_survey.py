@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from outrider.cli import main
-from outrider.cli.survey import Survey, _accepted, _markdown
+from outrider.cli.survey import Survey, _accepted
+from outrider.measure.page import table
 from outrider.measure.prompts import Prompt
 from tests.models.tiny import make_module, make_tokenizer
 
@@ -51,8 +52,8 @@ def test_a_drafter_named_twice_is_measured_once():
 
 
 def test_a_name_with_a_bar_or_a_line_break_stays_in_its_cell():
-    table = _markdown(("T", "task|one"), [("0", "what\nfailed | why")])
-    assert table.splitlines() == ["| T | task\\|one |", "| --- | --- |", "| 0 | what failed \\| why |"]
+    found = list(table(("T", "task|one"), [("0", "what\nfailed | why")]))
+    assert found == ["| T | task\\|one |", "|---:|---|", "| 0 | what failed \\| why |"]
 
 
 def _figures(row):

@@ -19,8 +19,9 @@ from outrider.measure import passes, peers, vllm_peer
 from outrider.measure.bandwidth import measure_bandwidth
 from outrider.measure.cycle import Cycle, Decoding, TimedEngine, answer
 from outrider.measure.gpu_report import Reporter, Scope
+from outrider.measure.page import page
 from outrider.measure.passes import measure_passes, streamed_bytes
-from outrider.measure.report_page import markdown, plot
+from outrider.measure.report_page import markdown, sections
 from outrider.measure.report_rows import LAWS
 from outrider.measure.synthetic import NOT_VALID, measure_synthetic
 from outrider.measure.twin import compare
@@ -111,15 +112,17 @@ def test_others_run_on_the_twins_own_weights(report):
     assert report["peers"][0]["error"] is None
 
 
-def test_the_page_shows_it_all_and_marks_what_is_not_valid(report, tmp_path):
-    page = markdown(report)
-    assert "Widened twin of" in page
-    assert "medusa: no medusa drafter" in page
-    table = page[page.index("## Speculative decoding") :].split("\n## ")[0]
+def test_the_page_shows_it_all_and_marks_what_is_not_valid(report):
+    text = markdown(report)
+    assert "Widened twin of" in text
+    assert "medusa: no medusa drafter" in text
+    table = text[text.index("## Speculative decoding") :].split("\n## ")[0]
     assert table.count(f"eagle3, {NOT_VALID}") == 2
     lines = [line for line in table.splitlines() if line.startswith("| eagle3,")]
     assert all(NOT_VALID in line for line in lines)
-    assert plot(report, tmp_path / "report.png") == (tmp_path / "report.png").is_file()
+    shown = page("a report", sections(report))
+    assert shown.count("<svg ") == shown.count("<figcaption>") == 2
+    assert "rows of one request: read limit" in shown
 
 
 def test_prompts_that_do_not_fit_are_refused_at_once(folder):
@@ -138,6 +141,7 @@ def test_the_command_writes_the_report(folder, tmp_path, capsys):
     assert (found["starts"], found["random"]) == ([], [])
     assert found == json.loads((tmp_path / "out" / "report.json").read_text())
     assert (tmp_path / "out" / "report.md").read_text().startswith("# ")
+    assert (tmp_path / "out" / "report.html").read_text().count("<svg ") == 2
     assert [entry["part"] for entry in found["elapsed"]][-2:] == ["loading, drafter ngram", "ngram, T=0, 1 at once"]
     assert main([*words.split(), "--only", "nothing"]) == 2
     assert main([*words.split(), "--no-adaptive"]) == 2

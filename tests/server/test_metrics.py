@@ -49,6 +49,11 @@ def test_counters_are_the_sums_of_the_answers(own) -> None:
     assert sum(by_place) == found[f"{name}_accepted_tokens_total", "ngram"]
     assert by_place == sorted(by_place, reverse=True)
     assert found[f"{name}_cycles_total", "ngram"] >= sum(t["cycles"] for t in told)
+    assert found["outrider_spec_decode_seconds_total", "ngram"] > 0
+    assert found["outrider_spec_decode_plain_seconds_total", "ngram"] > 0
+    assert all(0 <= t["speed_up"]["low"] <= t["speed_up"]["ratio"] <= t["speed_up"]["high"] for t in told)
+    low, ratio, high = (found["outrider_spec_decode_speed_up", bound] for bound in ("low", "ratio", "high"))
+    assert 0 <= low < ratio < high
     assert found["outrider_generation_tokens_total",] >= sum(u["completion_tokens"] for u in usages)
     assert found["outrider_request_success_total", "abort"] == 2
     ended = sum(value for key, value in found.items() if key[0] == "outrider_request_success_total")

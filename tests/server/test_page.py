@@ -92,6 +92,8 @@ def test_a_completion_is_the_engines_text_in_colours(page, served) -> None:
     assert page.inner_text("#f-tokens") == str(result.completion_tokens)
     assert page.inner_text("#f-tau") == f"{result.tally.tau:.2f}"
     assert page.locator("#chart-tau rect").count() > 0
+    assert re.fullmatch(r"\d+\.\d\d times", page.inner_text("#f-speed-up"))
+    assert re.fullmatch(r"\d+\.\d\d to \d+\.\d\d", page.inner_text("#f-bounds"))
 
 
 @needs_browser
@@ -135,6 +137,7 @@ def test_a_race_shows_the_same_text_twice(page) -> None:
     fill(page)
     send(page)
     assert "the same text" in page.inner_text("#verdict")
+    assert "Estimated without the plain run: " in page.inner_text("#verdict")
     assert said(page, "lane-plain") == said(page, "lane-guessed") != ""
     assert page.locator("#lane-plain .token.accepted").count() == 0
     assert page.locator("#lane-guessed .token.accepted").count() > 0

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from outrider.cli.options import Json, MaxTokens, Model, PromptFiles, Raw, Settings, takes
-from outrider.cli.render import notes, number, print_json, table, write
-from outrider.cli.session import session
 from outrider.cli.survey import Survey
 from outrider.cli.survey import run as run_survey
 from outrider.config import EngineConfig
+from outrider.control.depth import DEEPEST
 from outrider.errors import ConfigError
-from outrider.measure.bench import PLAIN, Figures, ours, transformers_generate
-from outrider.measure.bench import bench as take_turns
+from outrider.measure.contenders import transformers_generate
 from outrider.measure.prompts import load_prompts
-from outrider.registry import READ_BY, nearest
-from outrider.request import SamplingParams
+from outrider.registry import nearest
 
 FLOATS = ("float32", "bfloat16", "float16")
 """Types in which Transformers can run."""
@@ -35,7 +33,21 @@ def bench(
         int | None, typer.Option(metavar="N", help="At most this many prompts; of several drafters: of each task.")
     ] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option(metavar="X", help="0 is greedy (the default); of several drafters repeatable.")
+        list[float] | None, typer.Option(metavar="X", help="0 is greedy (the default); may be repeated.")
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=1, help="Prompts answered at once; may be repeated. Default: 1."),
+    ] = None,
+    fixed_depth: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=DEEPEST,
+            help="Also chains of exactly N guesses in every cycle, one prompt at once, beside what theory predicts; "
+            "may be repeated.",
+        ),
     ] = None,
     max_tokens: MaxTokens = 128,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each prompt is run.")] = 1,
@@ -55,70 +67,61 @@ def bench(
             metavar="FILE", help="Of several drafters: a new file that gets each row of acceptance once measured."
         ),
     ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Also write bench.json, bench.md and bench.html there.")
+    ] = None,
     raw: Raw = False,
     as_json: Json = False,
 ) -> None:
     """Time prompts plain and speculatively, in turns, alone on the machine; ratios are medians over prompts.
 
-    `--drafter all`, or several joined by commas, gives one table by task: tau and acceptance by position as a chain and
-    as a tree under both rules, or the one that `--acceptance` names (in batches, at a fixed shape), then the speed that
-    control makes of each.
+    By task, temperature and concurrency, with bootstrap intervals: tokens a second, tau, acceptance by position,
+    latencies, where the time goes, the share of the read limit, memory. A prompt that fails is told of, counts in no
+    figure, and makes the exit code 1.
+
+    `--drafter all`, or several joined by commas, also gives tau and acceptance by position as a chain and as a tree
+    under both rules, or the one that `--acceptance` names (in batches, at a fixed shape).
     """
-    temperatures = temperature or [0.0]
+    from outrider.cli.reports import room
+
     wanted = settings.engine.get("drafter", "auto")
-    if wanted == "all" or "," in wanted:
+    several = wanted == "all" or "," in wanted
+    if several:
         if only not in (None, *PARTS):
             raise ConfigError(f"only={only!r} is unknown: {nearest(str(only), list(PARTS))}")
         if against or repeats > 1:
             raise ConfigError("against and repeats are for one drafter: leave them out, or name one")
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit} is out of range: give a whole number of at least 1")
-        asked = load_prompts(prompts)
-        parts = PARTS if only is None else (only,)
-        run_survey(
-            Survey(model, settings.engine, asked, limit, temperatures, max_tokens, parts, raw, processes, rows), as_json
-        )
-        return
-    if only is not None or rows is not None or len(temperatures) > 1:
-        raise ConfigError("only, rows and a second temperature are for several drafters: give --drafter all, or a,b")
-    asked = load_prompts(prompts, limit)
-    plain_settings = {name: value for name, value in settings.engine.items() if name not in READ_BY}
-    plain_settings |= {"drafter": "none", "prefix_cache": False}
-    console = notes()
+    elif only is not None or rows is not None:
+        raise ConfigError("only and rows are for several drafters: give --drafter all, or a,b")
+    temperatures, together = temperature or [0.0], concurrency or [1]
     for dtype in against or []:
         if dtype not in FLOATS:
             raise ConfigError(f"against={dtype!r} is unknown: {nearest(dtype, list(FLOATS))}")
-    params = SamplingParams(temperature=temperatures[0], max_tokens=max_tokens, seed=0)
-    EngineConfig.of(model=model, **settings.engine)  # refused now, not after the plain engine was loaded
-    with (
-        session(model, plain_settings) as plain,
-        session(model, {**settings.engine, "prefix_cache": False}) as llm,
-        console.status("measuring") as status,
-    ):
-        contenders = {PLAIN: ours(plain, params, raw), llm.resolved.drafter: ours(llm, params, raw)}
-        for dtype in against or []:
-            contenders[f"transformers {dtype}"] = transformers_generate(plain, dtype, raw)
-        figures = take_turns(
-            contenders, asked, max_tokens, repeats, lambda done, total: status.update(f"prompt {done} of {total}")
-        )
-        resolved = llm.describe()
-    report = {name: runs.to_json(figures[PLAIN]) for name, runs in figures.items()}
-    columns = ("", "tok/s", "ratio to plain", "least", "tau")
-    console.print(table("median ratios over prompts", columns, [_row(name, row) for name, row in report.items()]))
-    if as_json:
-        print_json({"figures": report, "resolved": resolved})
-    else:
-        write("; ".join(f"{name} {_line(name, figures)}" for name in figures) + "\n")
-
-
-def _row(name: str, row: dict[str, Any]) -> list[str]:
-    return [
-        name,
-        number(row["tokens_per_second"], 1),
-        *(number(row[k]) for k in ("ratio_to_plain", "least_ratio", "tau")),
-    ]
-
-
-def _line(name: str, figures: dict[str, Figures]) -> str:
-    rate = f"{figures[name].rate:.1f} tokens/s"
-    return rate if name == PLAIN else f"{rate} ({figures[name].ratio(figures[PLAIN]):.2f}x)"
+        if temperatures[0] or together[0] > 1:
+            raise ConfigError("against is greedy and alone: give temperature 0 and concurrency 1 first")
+    deepest = settings.engine.get("depth")
+    if deepest is not None and any(depth > deepest for depth in fixed_depth or []):
+        raise ConfigError(f"fixed_depth={max(fixed_depth or [])} is more than depth={deepest}: raise depth or leave it")
+    survey = Survey(
+        model,
+        settings.engine,
+        load_prompts(prompts) if several else load_prompts(prompts, limit),
+        limit if several else None,
+        temperatures,
+        max_tokens,
+        PARTS if several and only is None else (only or "speed",),
+        raw,
+        processes,
+        rows,
+        several=several,
+        together=together,
+        depths=fixed_depth or (),
+        repeats=repeats,
+        peers={
+            f"transformers {dtype}": partial(transformers_generate, dtype=dtype, raw=raw) for dtype in against or []
+        },
+    )
+    if run_survey(survey, as_json, room(out) if out else None):
+        raise typer.Exit(1)

@@ -9,7 +9,8 @@ from typing import Any
 
 from outrider.cli.render import notes
 from outrider.errors import TrainingError
-from outrider.measure.bench import PLAIN, bench, ours
+from outrider.measure.bench import PLAIN, bench
+from outrider.measure.contenders import ours
 from outrider.measure.lossless import check
 from outrider.measure.prompts import Prompt
 from outrider.record import Tally
@@ -83,4 +84,7 @@ class Served:
         finally:
             plain.close()
             llm.close()
+        failed = [failure for each in figures.values() for failure in each.failures]
+        if failed:
+            raise TrainingError(f"the new drafter cannot be measured: {failed[0][1]}")
         return {**figures[self.drafter].to_json(figures[PLAIN]), "dtype": dtype, "device": device}

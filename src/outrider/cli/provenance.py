@@ -27,7 +27,7 @@ def provenance(
         "drafter": drafter,
         "target": dict(described),
         "command": shlex.join(["outrider", *sys.argv[1:]]),
-        "commit": _commit(),
+        "commit": commit(),
         "date": today(),
         "device": torch.cuda.get_device_name() if on_gpu else "a CPU",
         "versions": versions(),
@@ -43,7 +43,7 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
-def _commit() -> str:
+def commit() -> str:
     """Of the checkout that runs, with "-dirty" where it was changed since; else what the build recorded."""
     package = Path(outrider.__file__).resolve().parent
     root = package.parents[1]

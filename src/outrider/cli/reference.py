@@ -21,7 +21,7 @@ the last line of standard output is exactly one JSON object, `{"error": sentence
 | exit code | meaning |
 |---|---|
 | 0 | done; `check`, `demo`: all texts are the same; `check --endpoint`: nothing is broken |
-| 1 | `check`, `demo`: a text differs; `check --endpoint`: something is broken |
+| 1 | `check`, `demo`: a text differs; `check --endpoint`: something is broken; `bench`, `load`: no answer |
 | 2 | refused: a wrong option, setting, model or prompt; standard error says how to mend it, in one sentence |
 | 130 | interrupted (Ctrl-C) |
 """

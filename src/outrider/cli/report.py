@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +27,7 @@ def report(
     model: Model,
     *,
     settings: Settings,
-    out: Annotated[str, typer.Option(metavar="FOLDER", help="Where report.json, report.md and report.png go.")],
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="Where report.json, report.md and report.html go.")],
     prompts: PromptFiles = None,
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="At most this many prompts of each task.")
@@ -72,9 +71,10 @@ def report(
     What the bars ask for comes first, and report.json is written after every row. `--drafter` takes several, joined by
     commas. With `--widen 8b` the model is a widened twin: a real model's behaviour at an 8B's price.
     """
+    from outrider.cli import reports
     from outrider.measure.gpu_report import PARTS, Reporter, Scope
     from outrider.measure.random_rows import MODELS, chosen
-    from outrider.measure.report_page import markdown, plot
+    from outrider.measure.report_page import markdown, sections
     from outrider.measure.report_rows import LAWS, PLAIN
     from outrider.measure.start import Start, measure_starts
 
@@ -86,8 +86,7 @@ def report(
     if problem:
         raise ConfigError(problem)
     options = _keywords(vllm)
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)  # refused now, not after an hour
+    folder, title = reports.room(out), f"{model}: a report"
     fetch_if_missing(model)
     from outrider import LLM
 
@@ -101,7 +100,7 @@ def report(
     told = notes()
 
     def save(found: Mapping[str, Any]) -> None:
-        _write(folder, found)
+        reports.save(folder, "report", title, found, sections(found, plots=False), is_whole=False)
         last = found["elapsed"][-1]
         told.print(f"{last['seconds']:7.1f} s  {last['part']}", highlight=False, markup=False)
 
@@ -122,7 +121,7 @@ def report(
             only=only or PARTS,
         )
         found = Reporter(open_llm, scope, start, status.update, save).run()
-    plot(found, folder / "report.png")
+    reports.save(folder, "report", title, found, sections(found))
     if as_json:
         print_json(found)
     else:
@@ -135,16 +134,6 @@ def _check(model: str, engine: Mapping[str, Any], names: Sequence[str]) -> None:
         raise ConfigError(f"{fixed[0]} cannot be set for a report, which sets it itself: leave it out")
     for name in names:
         EngineConfig.of(model=model, **_settings(engine, {"drafter": name}))
-
-
-def _write(folder: Path, found: Mapping[str, Any]) -> None:
-    """A run that is stopped while this writes leaves the report before it whole."""
-    from outrider.measure.report_page import markdown
-
-    for name, text in (("json", json.dumps(found, indent=1, allow_nan=False) + "\n"), ("md", markdown(found))):
-        written = folder / f"report.{name}.part"
-        written.write_text(text)
-        written.replace(folder / f"report.{name}")
 
 
 def _keywords(vllm: str) -> dict[str, Any]:

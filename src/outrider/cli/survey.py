@@ -1,4 +1,4 @@
-"""`outrider bench --drafter all`: one table of drafters by task, temperature, tree and rule, in Markdown or JSON."""
+"""What `outrider bench` measures: drafters by task, temperature, concurrency, depth, tree and rule; as one report."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from os import cpu_count
 from pathlib import Path
 from typing import Any
 
 from outrider.cli.drafters import named, settings_for
-from outrider.cli.render import notes, number, print_json, write
+from outrider.cli.render import notes, print_json, write
 from outrider.cli.session import fetch_if_missing
 from outrider.config import ACCEPTANCE, EngineConfig
 from outrider.errors import ConfigError
-from outrider.measure.bench import PLAIN
-from outrider.measure.ceiling import GUESSES, Sureness, sureness
+from outrider.measure.ceiling import Sureness, sureness
+from outrider.measure.contenders import Contender
 from outrider.measure.prompts import Prompt
-from outrider.measure.survey import Row, Shape, Variant, by_task, measure_acceptance, measure_speed
+from outrider.measure.survey import Pace, Row, Shape, Variant, by_task, measure_acceptance, measure_speed
 from outrider.request import SamplingParams
 
 CHAIN_DEPTH = 8
@@ -36,7 +36,9 @@ CASCADES = ("ngram+eagle3", "ngram+block", "suffix+eagle3", "suffix+block")
 class Survey:
     """What is measured: `parts` names "acceptance", "speed" or both; acceptance by so many processes at once.
 
-    rows: a file that is given each row of acceptance as soon as it is there, a line of JSON each.
+    rows: a file that is given each row of acceptance as soon as it is there, a line of JSON each. several: drafters,
+    which are measured in ways of their own; one alone keeps the user's settings. together: prompts at once. depths: of
+    chains that every cycle fills. repeats, peers: as of `Pace`.
     """
 
     model: str
@@ -49,6 +51,21 @@ class Survey:
     raw: bool = False
     processes: int = 1
     rows: Path | None = None
+    several: bool = True
+    together: Sequence[int] = (1,)
+    depths: Sequence[int] = ()
+    repeats: int = 1
+    peers: Mapping[str, Callable[[Any], Contender]] = field(default_factory=dict)
+
+    def asked(self) -> dict[str, Any]:
+        """How it was asked for, for the report."""
+        return {
+            "model": self.model,
+            "max_tokens": self.max_tokens,
+            "repeats": self.repeats,
+            "raw": self.raw,
+            "engine": dict(self.engine),
+        }
 
     @property
     def params(self) -> SamplingParams:
@@ -59,7 +76,20 @@ class Survey:
         return by_task(self.prompts, self.limit)
 
     def drafters(self) -> list[str]:
-        return named(self.model, self.engine, CASCADES)
+        return named(self.model, self.engine, CASCADES) if self.several else [self.engine.get("drafter", "auto")]
+
+    def paces(self) -> list[Variant]:
+        """What speed is measured of: control's own choice at every temperature and concurrency, then chains."""
+        rule = self.engine.get("acceptance", ACCEPTANCE[0])
+        return [
+            Variant(drafter, temperature, rule, shape, together)
+            for drafter in self.drafters()
+            for temperature in self.temperatures
+            for shape, together in (
+                *((None, count) for count in self.together),
+                *((Shape(depth, 1, depth), 1) for depth in self.depths),
+            )
+        ]
 
     def shapes(self) -> list[Shape]:
         deepest, width = self.engine.get("depth"), self.engine.get("width") or TREE_WIDTH
@@ -80,7 +110,8 @@ class Survey:
 
     def settings(self, of: Mapping[str, Any]) -> dict[str, Any]:
         """The user's settings under a variant's own, less those that its drafter does not read."""
-        shapeless = {k: v for k, v in self.engine.items() if k not in ("depth", "width", "nodes")}
+        own = ("depth", "width", "nodes") if self.several else ()
+        shapeless = {k: v for k, v in self.engine.items() if k not in own}
         return {**settings_for(of["drafter"], shapeless), **of}
 
     def open(self, settings: Mapping[str, Any]) -> Any:
@@ -106,18 +137,24 @@ class Survey:
             return sureness(llm, self.tasks, asked, max(shape.depth for shape in self.shapes()), self.raw)
 
 
-def run(survey: Survey, as_json: bool) -> None:
-    """Measure, then print Markdown on stdout, or one JSON object.
+def run(survey: Survey, as_json: bool, out: Path | None = None) -> bool:
+    """Measure, then print Markdown on stdout, or one JSON object; into a folder, too. Returns whether a prompt failed.
 
     Raises:
-        ConfigError: for settings that no engine takes.
+        ConfigError: for settings that no engine takes, or where nothing could be measured.
     """
-    if "adaptive" in survey.engine:
+    from outrider.cli.reports import origin, save
+    from outrider.measure.bench_page import sections
+    from outrider.measure.bench_report import Engines, report
+    from outrider.measure.page import markdown
+
+    if survey.several and "adaptive" in survey.engine:
         raise ConfigError("adaptive cannot be set for several drafters, which are measured in fixed ways: leave it out")
-    if survey.engine.get("depth") == 0:
+    if survey.several and survey.engine.get("depth") == 0:
         raise ConfigError("depth=0 guesses nothing that could be measured: give at least 1")
-    for variant in survey.variants():
+    for variant in (*survey.variants(), *survey.paces()):
         EngineConfig.of(model=survey.model, **survey.settings(variant.settings()))
+        SamplingParams(temperature=variant.temperature, max_tokens=survey.max_tokens)
     if survey.rows:
         _make_room(survey.rows, survey.parts)
     fetch_if_missing(survey.model)
@@ -125,28 +162,26 @@ def run(survey: Survey, as_json: bool) -> None:
     accepted: list[Row] = []
     ceilings: dict[float, dict[str, Sureness]] = {}
     fast: list[Row] = []
+    engines = Engines()
     with notes().status("measuring") as status:
         if "acceptance" in survey.parts:
             accepted, ceilings = _accepted(survey, status.update)
         if "speed" in survey.parts:
-            own = [Variant(drafter, t) for t in survey.temperatures for drafter in survey.drafters()]
-            fast = measure_speed(survey.open, own, survey.tasks, survey.params, survey.raw, status.update)
+            pace = Pace(survey.repeats, survey.raw, engines.weigh, survey.peers)
+            fast = measure_speed(
+                survey.open, survey.paces(), survey.tasks, survey.params, pace, status.update, engines.take
+            )
     if all(row.error for row in (*accepted, *fast)):
         raise ConfigError(f"nothing could be measured: {(accepted or fast)[0].error}")
-    tasks = survey.tasks
+    found = report({**origin(), **survey.asked()}, survey.tasks, accepted, ceilings, fast, engines)
+    shown = sections(found)
+    if out is not None:
+        save(out, "bench", f"{survey.model}: speculation", found, shown)
     if as_json:
-        rows = {"acceptance": [row.to_json() for row in accepted], "speed": [row.to_json() for row in fast]}
-        bounds = {f"{t:g}": {task: asdict(found) for task, found in by.items()} for t, by in ceilings.items()}
-        print_json({"tasks": {task: len(prompts) for task, prompts in tasks.items()}, **rows, "ceiling": bounds})
-        return
-    counts = ", ".join(f"{task} {len(prompts)}" for task, prompts in tasks.items())
-    write(f"Prompts: {counts}; at most {survey.max_tokens} tokens each; tau counts the target's own token.\n")
-    if accepted:
-        write("\n" + _acceptance_table(accepted, list(tasks)))
-        write("\nWith the law known and the draw not, a drafter would reach at most (at T = 0: were the text drawn):\n")
-        write("\n" + _ceiling_table(ceilings, list(tasks)))
-    if fast:
-        write("\n" + _speed_table(fast, list(tasks)))
+        print_json(found)
+    else:
+        write(markdown(shown))
+    return bool(found["failures"])
 
 
 def _make_room(rows: Path, parts: Sequence[str]) -> None:
@@ -189,75 +224,3 @@ def _share_cores(threads: int) -> None:
 def _accepted_alone(survey: Survey, variant: Variant) -> Row:
     (row,) = survey.accepted([variant], lambda text: None, lambda row: None)
     return row
-
-
-def _acceptance_table(rows: Sequence[Row], tasks: Sequence[str]) -> str:
-    head = ("T", "rule", "tree", "drafter", "mean tau", *tasks, "accepted at 1, 2, ...", "drafted a cycle")
-    lines = []
-    for row in rows:
-        variant = row.variant
-        name = "" if variant.shape is None else variant.shape.name
-        first = (f"{variant.temperature:g}", variant.acceptance, name, variant.drafter)
-        if row.error:
-            lines.append((*first, row.error, *[""] * (len(head) - 5)))
-            continue
-        tally = row.pooled()
-        lines.append(
-            (
-                *first,
-                number(row.tau(tasks)),
-                *(number(row.tallies[task].tau) for task in tasks),
-                " ".join(f"{rate:.2f}" for rate in row.by_position()),
-                number(tally.drafted / tally.cycles if tally.cycles else None, 1),
-            )
-        )
-    return _markdown(head, lines)
-
-
-def _ceiling_table(ceilings: Mapping[float, Mapping[str, Sureness]], tasks: Sequence[str]) -> str:
-    """A cell: tau with so many guesses at every level; the last row of a temperature: positions in doubt."""
-    head = ("T", "guesses a level", "mean tau", *tasks)
-    lines = []
-    for temperature, found in ceilings.items():
-        for k in GUESSES:
-            taus = [found[task].tau[k] for task in tasks]
-            lines.append((f"{temperature:g}", str(k), number(sum(taus) / len(taus)), *map(number, taus)))
-        doubts = [f"{found[task].doubtful:.0%}" for task in tasks]
-        lines.append((f"{temperature:g}", "positions whose likeliest token has < 1/2", "", *doubts))
-    return _markdown(head, lines)
-
-
-def _speed_table(rows: Sequence[Row], tasks: Sequence[str]) -> str:
-    """A cell: tokens a second, and the median over prompts of the ratio to plain decoding."""
-    head = ("T", "drafter", "mean ratio", "tau", "drafting", *tasks)
-    lines = []
-    for row in rows:
-        first = (f"{row.variant.temperature:g}", row.variant.drafter)
-        if row.error:
-            lines.append((*first, row.error, *[""] * (len(head) - 3)))
-            continue
-        cells = {task: (mine.rate, mine.ratio(plain)) for task, (mine, plain) in row.speeds.items()}
-        share = row.draft_share()
-        mean = sum(ratio for _, ratio in cells.values()) / len(cells)
-        lines.append(
-            (
-                *first,
-                number(mean),
-                number(row.tau(tasks)),
-                "-" if share is None else f"{share:.0%}",
-                *(f"{rate:.0f} ({ratio:.2f}x)" for rate, ratio in cells.values()),
-            )
-        )
-    plain = {task: figures[1].rate for row in rows if not row.error for task, figures in row.speeds.items()}
-    lines.append(("", PLAIN, "1.00", "1.00", "", *(f"{plain[task]:.0f}" for task in tasks)))
-    return _markdown(head, lines)
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(map(_cell, line)) + " |\n" for line in lines)
-
-
-def _cell(text: str) -> str:
-    """A task's name or an error may hold what would end the cell."""
-    return " ".join(text.replace("|", "\\|").split())

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.record import Record, RequestCycle
 from outrider.tree import NO_GUESS
 
 if TYPE_CHECKING:
+    from outrider.engine.economy import Economy
     from outrider.engine.ends import Emission
     from outrider.engine.flight import Aloft, Flight
 
 
-def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float, seconds_total: float) -> Record:
-    """The record of a pass. A request's seconds are those of every pass it took part in, shared with others or not."""
+def record(
+    flight: Flight,
+    emissions: Sequence[Emission],
+    seconds_sample: float,
+    seconds_total: float,
+    seconds_books: float = 0.0,
+    economy: Economy | None = None,
+) -> Record:
+    """The record of a pass. A request's seconds are those of every pass it took part in, shared with others or not.
+
+    economy: prices what it saved, where there is a drafter.
+    """
     cycles = []
     prefill_rows = 0
     for work, tree, emission in zip(flight.plan.works, flight.trees, emissions, strict=True):
@@ -34,7 +46,7 @@ def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float,
             tally.seconds_prefill += seconds_total
         if not work.is_cycle or work.num_rows > 1:
             prefill_rows += work.num_rows
-    return Record(
+    made = Record(
         rows=flight.batch.num_rows,
         prefill_rows=prefill_rows,
         cycles=tuple(cycles),
@@ -42,12 +54,20 @@ def record(flight: Flight, emissions: Sequence[Emission], seconds_sample: float,
         seconds_verify=flight.seconds_verify,
         seconds_sample=seconds_sample,
         seconds_total=seconds_total,
+        seconds_books=seconds_books,
     )
+    return _priced(made, emissions, economy)
 
 
-def flown(flight: Aloft, emissions: Sequence[Emission], told: Sequence[Sequence[int]], seconds: float) -> Record:
+def flown(
+    flight: Aloft,
+    emissions: Sequence[Emission],
+    told: Sequence[Sequence[int]],
+    seconds: float,
+    economy: Economy | None = None,
+) -> Record:
     """The record of a cycle on the device. told: of each request, the tree's nodes and levels as the last two
-    numbers. seconds: since the cycle before was read.
+    numbers. seconds: since the cycle before was read. economy: as of `record`.
     """
     cycles = []
     for emission, (*_, drafted, depth) in zip(emissions, told, strict=False):  # a crew may be filled up
@@ -58,7 +78,7 @@ def flown(flight: Aloft, emissions: Sequence[Emission], told: Sequence[Sequence[
             asked = flight.budgets.get(request.id, NO_GUESS).nodes > 0
             cycles.append(RequestCycle(request.id, drafted, depth, len(emission.tokens), None, asked))
             tally.count(drafted, len(emission.tokens))
-    return Record(
+    made = Record(
         rows=len(flight.requests) * (flight.outline.nodes + 1),
         prefill_rows=0,
         cycles=tuple(cycles),
@@ -68,3 +88,10 @@ def flown(flight: Aloft, emissions: Sequence[Emission], told: Sequence[Sequence[
         seconds_total=seconds,
         overlaps=True,
     )
+    return _priced(made, emissions, economy)
+
+
+def _priced(made: Record, emissions: Sequence[Emission], economy: Economy | None) -> Record:
+    if economy is None:
+        return made
+    return replace(made, saving=economy.settle(made, {e.request.id: e.request.tally for e in emissions}))

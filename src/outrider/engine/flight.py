@@ -21,6 +21,7 @@ class Flight:
 
     Attributes:
         trees, probes: one each a work. starts: the first row of each work in `output.logits`.
+        seconds_budgets: part of `seconds_draft` that went into grades and budgets.
     """
 
     plan: Plan
@@ -32,6 +33,7 @@ class Flight:
     started: float
     seconds_draft: float
     seconds_verify: float
+    seconds_budgets: float = 0.0
 
 
 class Told:

@@ -133,7 +133,7 @@ class Pipeline:
         told = flight.told.read()
         emissions = [self._settle(flight, request, row) for request, row in zip(flight.requests, told, strict=False)]
         now = time.perf_counter()
-        record = account.flown(flight, emissions, told, now - max(flight.started, self._read))
+        record = account.flown(flight, emissions, told, now - max(flight.started, self._read), engine.economy)
         self._read = now
         over = [emission.request for emission in emissions if emission.tokens and emission.request.finish_reason]
         for request in over:

@@ -11,6 +11,7 @@ from outrider.cache.pages import Pages
 from outrider.control.depth import Control
 from outrider.drafters.base import Ask, Commit, Drafter, graded, lawful
 from outrider.engine import account
+from outrider.engine.economy import Economy, price_of
 from outrider.engine.ends import Emission, deliver, fail
 from outrider.engine.flight import Flight
 from outrider.engine.guard import guarded
@@ -57,6 +58,7 @@ class Engine:
         self.drafter = drafter
         self.control = control
         self.acceptance = acceptance
+        self.economy = Economy(lambda rows: price_of(self.control, rows)) if drafter else None
         self.fault: DrafterError | None = None
         self._contexts: dict[int, Context] = {}
         self._texts: dict[int, TextStream] = {}
@@ -116,7 +118,9 @@ class Engine:
     def launch(self) -> Flight:
         """Plan, draft, and run the target over known tokens and guesses at once."""
         started = time.perf_counter()
-        plan = self.scheduler.plan(self._budgets())
+        budgets = self._budgets()
+        weighed = time.perf_counter() - started
+        plan = self.scheduler.plan(budgets)
         self._begin(plan)
         trees = self._propose(plan.works)
         probes = self._probe(plan.works)
@@ -124,7 +128,8 @@ class Engine:
         drafted = time.perf_counter()
         output = self.target.forward(batch, self.pages, taps=self.drafter.needs.taps if self.drafter else ())
         verified = time.perf_counter()
-        return Flight(plan, trees, probes, starts, batch, output, started, drafted - started, verified - drafted)
+        seconds = drafted - started, verified - drafted, weighed
+        return Flight(plan, trees, probes, starts, batch, output, started, *seconds)
 
     def collect(self, flight: Flight) -> tuple[list[Emission], Record]:
         """Verify, commit what was accepted, and deliver it token by token."""
@@ -132,12 +137,14 @@ class Engine:
         verdicts = self._verify(flight)
         emissions = [self._settle(verdict, flight, index) for index, verdict in enumerate(verdicts)]
         commits = self._commit(flight, verdicts, emissions)
+        committed = time.perf_counter()
         self._observe(flight, commits)
+        books = flight.seconds_budgets + time.perf_counter() - committed
         for emission in emissions:
             if emission.request.finish_reason is not None:
                 self._finish(emission.request, emission.request.finish_reason)
         ended = time.perf_counter()
-        record = account.record(flight, emissions, seconds_sample=ended - began, seconds_total=ended - flight.started)
+        record = account.record(flight, emissions, ended - began, ended - flight.started, books, self.economy)
         self.control.learn(record)
         for emission in emissions:
             if emission.request.is_finished:

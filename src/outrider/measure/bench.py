@@ -1,14 +1,14 @@
-"""How fast, against plain decoding and against Transformers: runs take turns, ratios are taken prompt by prompt."""
+"""How fast, against plain decoding: runs take turns, ratios are taken prompt by prompt, a failed run is a failure."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from outrider.errors import ConfigError
+from outrider.measure.contenders import Contender, Parts, Run
+from outrider.measure.intervals import Interval, median, percentiles
 from outrider.measure.prompts import Prompt
 from outrider.record import Tally
 
@@ -16,58 +16,118 @@ PLAIN = "plain"
 """The contender that the others are compared with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One prompt answered once: completion tokens, seconds of the clock from prompt to last token, what was guessed."""
-
-    tokens: int
-    seconds: float
-    tally: Tally | None = None
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
-
-
-class Contender(Protocol):
-    """Anything that answers a prompt greedily with at most so many tokens."""
-
-    def __call__(self, prompt: Prompt, max_tokens: int) -> Run: ...
-
-
 @dataclass(slots=True)
 class Figures:
-    """One contender's runs, in the order of the prompts."""
+    """One contender's runs, each of a block of prompts; a block that was run again has its number again.
+
+    Attributes:
+        blocks: number and names of the prompts of each run.
+    """
 
     runs: list[Run] = field(default_factory=list)
+    blocks: list[tuple[int, str]] = field(default_factory=list)
 
     @property
-    def rate(self) -> float:
-        """Pooled tokens per second, prompts read included."""
-        return sum(run.tokens for run in self.runs) / sum(run.seconds for run in self.runs)
+    def answered(self) -> list[Run]:
+        return [run for run in self.runs if run.error is None]
 
-    def ratio(self, other: Figures) -> float:
-        """Median over prompts of this contender's rate over the other's."""
-        return statistics.median(a.rate / b.rate for a, b in zip(self.runs, other.runs, strict=True))
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """Prompts, and why there is no answer."""
+        return [(name, run.error) for (_, name), run in zip(self.blocks, self.runs, strict=True) if run.error]
+
+    @property
+    def rate(self) -> float | None:
+        """Pooled tokens per second, prompts read included; None where nothing was answered."""
+        runs = self.answered
+        return sum(run.tokens for run in runs) / sum(run.seconds for run in runs) if runs else None
+
+    def ratios(self, other: Figures, of: Callable[[Run], float | None] = lambda run: run.seconds) -> list[float]:
+        """This contender's tokens a second over the other's, block by block, over all the runs that both answered.
+
+        of: the seconds of a run; None where it has none, which leaves the pair out.
+        """
+        mine: dict[int, list[float]] = {}
+        for (number, _), a, b in zip(self.blocks, self.runs, other.runs, strict=True):
+            first, second = of(a), of(b)
+            if a.error is None and b.error is None and first and second:
+                sums = mine.setdefault(number, [0.0] * 4)
+                for place, value in enumerate((a.tokens, first, b.tokens, second)):
+                    sums[place] += value
+        return [(tokens / seconds) / (plain / spent) for tokens, seconds, plain, spent in mine.values()]
+
+    def ratio(self, other: Figures) -> Interval | None:
+        """Median over blocks of the ratio, with bounds; None where there is no pair."""
+        return median(self.ratios(other))
+
+    def decode_ratio(self, other: Figures) -> Interval | None:
+        """As `ratio`, of the passes that only decode: what a prompt takes is left out."""
+        return median(self.ratios(other, _seconds_a_token))
 
     def pooled(self) -> Tally:
         tally = Tally()
-        for run in self.runs:
+        for run in self.answered:
             if run.tally is not None:
                 tally.add(run.tally)
         return tally
 
+    def parts(self) -> Parts | None:
+        """Where the seconds of all answered runs went; None where nobody knows."""
+        known = [run.parts for run in self.answered if run.parts is not None]
+        whole = Parts()
+        for parts in known:
+            whole.add(parts)
+        return whole if known else None
+
+    @property
+    def context(self) -> int:
+        """Mean known tokens in the middle of an answer."""
+        runs = self.answered
+        return sum(run.context for run in runs) // len(runs) if runs else 0
+
+    def add(self, more: Figures) -> None:
+        """Append another set of prompts, answered by the same contender."""
+        behind = 1 + max((number for number, _ in self.blocks), default=-1)
+        self.runs += more.runs
+        self.blocks += [(behind + number, name) for number, name in more.blocks]
+
     def to_json(self, plain: Figures) -> dict[str, Any]:
-        tally = self.pooled()
+        """Plain data; what could not be measured is null, and counted in `failed`."""
+        tally, parts = self.pooled(), self.parts()
+        ratios = self.ratios(plain)
+        ratio, decode = self.ratio(plain), self.decode_ratio(plain)
         return {
             "runs": len(self.runs),
+            "failed": len(self.failures),
+            "failures": [{"prompt": name, "error": error} for name, error in self.failures],
             "tokens_per_second": self.rate,
-            "ratio_to_plain": self.ratio(plain),
-            "least_ratio": min(a.rate / b.rate for a, b in zip(self.runs, plain.runs, strict=True)),
+            "ratio_to_plain": ratio and ratio.ratio,
+            "interval": ratio and [ratio.low, ratio.high],
+            "least_ratio": min(ratios, default=None),
+            "decode_ratio": decode and decode.to_json(),
+            "estimated": tally.saving.to_json(),
             "tau": tally.tau,
+            "cycles": tally.cycles,
             "drafted": tally.drafted,
             "accepted": tally.accepted,
+            "accepted_by_position": tally.accepted_by_position,
+            "first_token": percentiles([value for run in self.answered for value in run.first]),
+            "between": percentiles([value for run in self.answered for value in run.gaps]),
+            "token": percentiles([value for run in self.answered for value in run.between]),
+            "parts": parts and asdict(parts),
         }
+
+
+def _seconds_a_token(run: Run) -> float | None:
+    """Seconds of the answer's tokens at the rate at which they were decoded."""
+    rate = run.decode_rate
+    return run.tokens / rate if rate else None
+
+
+def blocks_of(prompts: Sequence[Prompt], together: int) -> Iterator[list[Prompt]]:
+    """So many prompts at a time; the last block is filled up from the beginning."""
+    for start in range(0, len(prompts), together):
+        yield [prompts[(start + i) % len(prompts)] for i in range(together)]
 
 
 def bench(
@@ -75,68 +135,27 @@ def bench(
     prompts: Sequence[Prompt],
     max_tokens: int,
     repeats: int = 1,
+    together: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Figures]:
-    """Let every contender answer every prompt; who begins changes from prompt to prompt. A failed run is a failure.
+    """Let every contender answer every prompt, so many together; who begins changes from block to block.
 
     Raises:
-        ConfigError: without prompts, or where nobody is called `PLAIN`.
+        ConfigError: without prompts, or where nobody is called `PLAIN`. A run that fails is told of in its figures.
     """
     if not prompts or PLAIN not in contenders:
         raise ConfigError("nothing to measure: give at least one prompt")
     names = list(contenders)
     figures = {name: Figures() for name in names}
+    blocks = list(blocks_of(prompts, together))
     for contender in contenders.values():
-        contender(prompts[0], 8)  # warm-up: caches, threads, lazily made tables
-    for turn in range(repeats * len(prompts)):
-        prompt = prompts[turn % len(prompts)]
+        contender(blocks[0], 8)  # warm-up: caches, threads, lazily made tables
+    for turn in range(repeats * len(blocks)):
+        number = turn % len(blocks)
+        said = ", ".join(dict.fromkeys(prompt.name for prompt in blocks[number]))
         start = turn % len(names)
         for name in (*names[start:], *names[:start]):
-            figures[name].runs.append(contenders[name](prompt, max_tokens))
-        progress(turn + 1, repeats * len(prompts))
+            figures[name].runs.append(contenders[name](blocks[number], max_tokens))
+            figures[name].blocks.append((number, said))
+        progress(turn + 1, repeats * len(blocks))
     return figures
-
-
-def ours(llm: Any, params: Any, raw: bool = False) -> Contender:
-    """An `LLM` as a contender; `params` are its `SamplingParams`, whose `max_tokens` is set a run."""
-
-    def run(prompt: Prompt, max_tokens: int) -> Run:
-        started = time.perf_counter()
-        (result,) = llm.generate([prompt.content], replace(params, max_tokens=max_tokens), raw=raw)
-        seconds = time.perf_counter() - started
-        if result.error is not None:
-            raise ConfigError(f"{prompt.name} failed: {result.error}")
-        return Run(result.completion_tokens, seconds, result.tally)
-
-    return run
-
-
-def transformers_generate(llm: Any, dtype: str, raw: bool = False) -> Contender:
-    """`transformers` `generate`, greedy, on the same weights (dequantised), prompt ids, ends and threads."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from outrider.models.loader import locate
-    from outrider.models.twin import twin_module, widening_of
-
-    folder, extra = locate(llm.config.model).reference()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **extra)
-    model.to(llm.engine.target.device).eval()
-    if llm.config.widen is not None:
-        model = twin_module(model, widening_of(model, llm.config.widen))
-    ends = sorted(llm.engine.target.eos_ids)
-
-    def run(prompt: Prompt, max_tokens: int) -> Run:
-        started = time.perf_counter()
-        ids = torch.tensor([llm.encode(prompt.content, raw)], device=model.device)
-        out = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=ends,
-            pad_token_id=ends[0] if ends else 0,
-        )
-        return Run(int(out.shape[1] - ids.shape[1]), time.perf_counter() - started)
-
-    return run

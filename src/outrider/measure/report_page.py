@@ -1,14 +1,14 @@
-"""A report of `gpu_report` as a page of Markdown and, where matplotlib is installed, as a picture."""
+"""A report of `gpu_report` as sections of a page: tables for readers, and plots where matplotlib is installed."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from outrider.measure import page
 from outrider.measure.bars import bars
+from outrider.measure.page import Plot, Section, milliseconds, number, share, table
+from outrider.measure.plots import Curve, can_draw, curves, stacked
 from outrider.measure.random_rows import NO_MEANING
 
 PARTS = ("target", "draft", "rest")
@@ -17,8 +17,18 @@ PARTS = ("target", "draft", "rest")
 
 def markdown(report: Mapping[str, Any]) -> str:
     """All figures in tables; milliseconds, and shares of the read limit."""
-    sections = (_head, _bars, _start, _passes, _decoding, _speculative, _shapes, _random, _peers, _elapsed)
-    return "\n".join(line for section in sections for line in section(report)) + "\n"
+    return page.markdown(sections(report, plots=False))
+
+
+def sections(report: Mapping[str, Any], plots: bool = True) -> list[Section]:
+    """All of a report; drawing takes a moment, so plots may be left out while one is being measured."""
+    draw = plots and can_draw()
+    texts = (_head, _bars, _start, _passes, _decoding, _speculative, _shapes, _random, _peers, _elapsed)
+    drawn = {_passes: _by_rows, _speculative: _cycles}
+    return [
+        Section("\n".join(write(report)), list(drawn[write](report)) if draw and write in drawn else ())
+        for write in texts
+    ]
 
 
 def _head(report: Mapping[str, Any]) -> Iterator[str]:
@@ -57,8 +67,8 @@ def _start(report: Mapping[str, Any]) -> Iterator[str]:
     rows = []
     for start in report["starts"]:
         parts = ", ".join(f"{part} {seconds:.2f}" for part, seconds in start["parts"].items())
-        rows.append((start["kind"], _number(start["seconds"]), start["error"] or parts))
-    yield from _table(("start", "s", "parts"), rows)
+        rows.append((start["kind"], number(start["seconds"]), start["error"] or parts))
+    yield from table(("start", "s", "parts"), rows)
 
 
 def _memory(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -75,14 +85,16 @@ def _random(report: Mapping[str, Any]) -> Iterator[str]:
     yield from ("", f"## Other kinds of models ({NO_MEANING})", "")
     rows = []
     for r in (r for r in found if "error" not in r):
-        one, wide = (f"{_ms(p['seconds'])} ({_share(p['share_of_limit'])})" for p in (r["passes"][0], r["passes"][-1]))
+        one, wide = (
+            f"{milliseconds(p['seconds'])} ({share(p['share_of_limit'])})" for p in (r["passes"][0], r["passes"][-1])
+        )
         width = "any" if r["fixed_width"] is None else f"{r['fixed_width']} rows"
         ratio = r["passes"][-1]["seconds"] / r["passes"][0]["seconds"]
-        speed = [f"{r['plain']['tokens_per_second']:,.1f}", _share(r["share_of_limit"])]
+        speed = [f"{r['plain']['tokens_per_second']:,.1f}", share(r["share_of_limit"])]
         size = f"{r['nbytes'] / 1e9:.1f}"
         rows.append((r["what"], f"{r['way']}, {width}", size, f"{r['context']:,}", *speed, one, wide, f"{ratio:.3f}"))
     columns = ("model", "way", "GB", "context", "plain tok/s", "of the limit", "a row, ms", "wide, ms", "x one row")
-    yield from _table(columns, rows)
+    yield from table(columns, rows)
     yield from (f"- {r['what']}: {r['error']}" for r in found if "error" in r)
     yield from (f"- {r['what']}: {note}" for r in found for note in r.get("notes", ()))
 
@@ -94,14 +106,14 @@ def _passes(report: Mapping[str, Any]) -> Iterator[str]:
         (
             p["requests"],
             p["rows"],
-            _ms(p["seconds"]),
-            _ms(p["queued"]),
+            milliseconds(p["seconds"]),
+            milliseconds(p["queued"]),
             f"{p['seconds'] / plain:.3f}",
-            _share(p["share_of_limit"]),
+            share(p["share_of_limit"]),
         )
         for p in report["passes"]
     ]
-    yield from _table(("requests", "rows of each", "ms", "ms queued", "x one row", "of the limit"), rows)
+    yield from table(("requests", "rows of each", "ms", "ms queued", "x one row", "of the limit"), rows)
 
 
 def _decoding(report: Mapping[str, Any]) -> Iterator[str]:
@@ -113,11 +125,11 @@ def _decoding(report: Mapping[str, Any]) -> Iterator[str]:
             _way(r),
             f"{r['tokens_per_second']:,.1f}",
             *_cycle(r),
-            _share(r["share_of_limit"]),
+            share(r["share_of_limit"]),
         )
         for r in report["plain"]
     ]
-    yield from _table(("law", "at once", "way", "tok/s", "cycle ms", *PARTS, "of the limit"), rows)
+    yield from table(("law", "at once", "way", "tok/s", "cycle ms", *PARTS, "of the limit"), rows)
 
 
 def _speculative(report: Mapping[str, Any]) -> Iterator[str]:
@@ -134,15 +146,15 @@ def _speculative(report: Mapping[str, Any]) -> Iterator[str]:
     )
     speed = ("tau", "tok/s", "x plain", "of bound")
     columns = ("drafter", "law", "at once", "way", *speed, "cycle ms", *PARTS, "level", "texts")
-    yield from _table(columns, [_row(r) for r in found if "error" not in r])
+    yield from table(columns, [_row(r) for r in found if "error" not in r])
     yield from (f"- {r['drafter']}: {r['error']}" for r in found if "error" in r)
 
 
 def _row(r: Mapping[str, Any]) -> Sequence[str]:
-    level = "-" if r["level"] is None else f"{_ms(r['level'])} ({_share(r['level_share_of_limit'])})"
+    level = "-" if r["level"] is None else f"{milliseconds(r['level'])} ({share(r['level_share_of_limit'])})"
     texts = r["synthetic"] or f"{r['differing_texts']} differ"
     name = f"{r['drafter']}, {r['synthetic']}" if r["synthetic"] else r["drafter"]
-    ratio = [_number(r["ratio"]), _share(r["share_of_bound"])]
+    ratio = [number(r["ratio"]), share(r["share_of_bound"])]
     speed = [f"{r['tau']:.2f}", f"{r['tokens_per_second']:,.1f}", *ratio]
     return [name, r["law"], str(r["together"]), _way(r), *speed, *_cycle(r), level, texts]
 
@@ -153,12 +165,20 @@ def _shapes(report: Mapping[str, Any]) -> Iterator[str]:
         return
     yield from ("", "## Cycles in flight by the shape of their trees, one request, milliseconds", "")
     rows = [
-        (r["drafter"], r["law"], r["levels"], r["nodes"], *_cycle(r), _ms(r["device"]), _ms(r["rest_on_device"]))
+        (
+            r["drafter"],
+            r["law"],
+            r["levels"],
+            r["nodes"],
+            *_cycle(r),
+            milliseconds(r["device"]),
+            milliseconds(r["rest_on_device"]),
+        )
         for r in found
         if "error" not in r
     ]
     columns = ("drafter", "law", "levels", "nodes", "cycle", *PARTS, "cycle on the device alone", "its rest")
-    yield from _table(columns, rows)
+    yield from table(columns, rows)
     yield from (f"- {r['drafter']}, {r['law']}: {r['error']}" for r in found if "error" in r)
 
 
@@ -166,77 +186,52 @@ def _bars(report: Mapping[str, Any]) -> Iterator[str]:
     rows = [(b.what, b.found, b.wanted, "kept" if b.kept else "**missed**") for b in bars(report)]
     if rows:
         yield from ("", "## Bars", "")
-        yield from _table(("what", "found", "wanted", ""), rows)
+        yield from table(("what", "found", "wanted", ""), rows)
 
 
 def _elapsed(report: Mapping[str, Any]) -> Iterator[str]:
     parts = report["elapsed"]
     yield from ("", f"## Seconds of this report: {sum(p['seconds'] for p in parts):,.0f}", "")
-    yield from _table(("part", "s"), [(p["part"], f"{p['seconds']:.1f}") for p in parts])
+    yield from table(("part", "s"), [(p["part"], f"{p['seconds']:.1f}") for p in parts])
 
 
 def _peers(report: Mapping[str, Any]) -> Iterator[str]:
     if not report["peers"]:
         return
     yield from ("", "## Others, on the same device and prompts (prompts read included)", "")
-    rows = [(p["name"], _number(p["tokens_per_second"], 1), p["error"] or "") for p in report["peers"]]
-    yield from _table(("engine", "tok/s", "note"), rows)
+    rows = [(p["name"], number(p["tokens_per_second"], 1), p["error"] or "") for p in report["peers"]]
+    yield from table(("engine", "tok/s", "note"), rows)
 
 
-def plot(report: Mapping[str, Any], path: Path) -> bool:
-    """Passes by rows and by requests beside their limit, and the parts of cycles; False without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return False
-    importlib.import_module("matplotlib").use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5))
+def _by_rows(report: Mapping[str, Any]) -> Iterator[Plot]:
+    """Passes by rows and by requests, each beside its limit."""
     rate = report["limit"]["bytes_per_second"]
     one = [p for p in report["passes"] if p["requests"] == 1]
     many = [report["passes"][0], *(p for p in report["passes"] if p["requests"] > 1)]
-    for label, found, key in (("rows of one request", one, "rows"), ("requests of one row", many, "requests")):
-        (line,) = left.plot([p[key] for p in found], [1e3 * p["seconds"] for p in found], "o-", label=label)
-        limit = [1e3 * p["nbytes"] / rate for p in found]
-        left.plot([p[key] for p in found], limit, "--", color=line.get_color(), label=f"{label}: read limit")
-    left.set(xscale="log", xlabel="rows", ylabel="ms a pass", ylim=(0, None), title=f"context {report['context']:,}")
-    left.legend()
+    found = []
+    for series, (name, passes, key) in enumerate(
+        (("rows of one request", one, "rows"), ("requests of one row", many, "requests"))
+    ):
+        rows = [p[key] for p in passes]
+        found.append(Curve(name, rows, [1e3 * p["seconds"] for p in passes], series=series))
+        limit = [1e3 * p["nbytes"] / rate for p in passes]
+        found.append(Curve(f"{name}: read limit", rows, limit, is_theory=True, series=series))
+    caption = f"Milliseconds of a pass behind {report['context']:,} known tokens, and what reading its bytes takes."
+    yield Plot(curves(found, "rows", "milliseconds a pass", doubling=True), caption)
+
+
+def _cycles(report: Mapping[str, Any]) -> Iterator[Plot]:
+    """The parts of cycles, plain and speculative."""
     rows = [*report["plain"], *(r for r in report["speculative"] if "error" not in r)]
     names = [f"{r['drafter']}{'*' if r['synthetic'] else ''}, {r['law']}, {r['together']} at once" for r in rows]
-    start = [0.0] * len(rows)
-    for part in PARTS:
-        width = [1e3 * r[part] for r in rows]
-        right.barh(names, width, left=start, label=part)
-        start = [a + b for a, b in zip(start, width, strict=True)]
-    right.set(xlabel="ms a cycle", title="* synthetic acceptance: output not valid")
-    right.invert_yaxis()
-    right.legend()
-    figure.suptitle(f"{report['resolved']['model']}, {report['device']}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return True
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    yield f"| {' | '.join(columns)} |"
-    yield f"|{'---|' * len(columns)}"
-    yield from (f"| {' | '.join(map(str, row))} |" for row in rows)
+    parts = {part: [1e3 * r[part] for r in rows] for part in PARTS}
+    caption = "Milliseconds of a cycle by its parts. * synthetic acceptance: output not valid."
+    yield Plot(stacked(names, parts, "milliseconds a cycle"), caption, is_wide=True)
 
 
 def _cycle(row: Mapping[str, Any]) -> list[str]:
-    return [_ms(row[name]) for name in ("cycle", *PARTS)]
+    return [milliseconds(row[name]) for name in ("cycle", *PARTS)]
 
 
 def _way(row: Mapping[str, Any]) -> str:
     return row["way"] if row["in_flight"] in (0, 1) else f"{row['way']} ({row['in_flight']:.0%})"
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.3f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"

@@ -1,15 +1,16 @@
-"""One table of every drafter: what is accepted, task by task, at fixed shapes; and how fast control makes of it."""
+"""Drafters: what is accepted, task by task, at fixed shapes; and how fast control, or a fixed depth, makes of it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from outrider.errors import ConfigError, OutriderError
-from outrider.measure.bench import PLAIN, Figures, bench, ours
+from outrider.measure.bench import PLAIN, Figures, bench
+from outrider.measure.contenders import Contender, ours
 from outrider.measure.prompts import Prompt
 from outrider.record import Tally
 from outrider.result import Result
@@ -33,12 +34,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What one row of the table stands for; `shape` is None where control decides."""
+    """What one row of the table stands for; `shape` is None where control decides, `together` how many are asked at
+    once."""
 
     drafter: str
     temperature: float
     acceptance: str = "match"
     shape: Shape | None = None
+    together: int = 1
 
     def settings(self) -> dict[str, Any]:
         """Keywords of `EngineConfig`."""
@@ -52,12 +55,14 @@ class Row:
 
     Attributes:
         tallies: pooled counters by task. speeds: by task, this variant's runs and plain decoding's, prompt by prompt.
+        pass_bytes: that a pass of plain decoding reads, where that is known.
     """
 
     variant: Variant
     tallies: dict[str, Tally] = field(default_factory=dict)
     speeds: dict[str, tuple[Figures, Figures]] = field(default_factory=dict)
     error: str | None = None
+    pass_bytes: int | None = None
 
     def tau(self, tasks: Iterable[str]) -> float | None:
         """Mean over tasks of each task's pooled tau, as Spec-Bench reports; None where one has no cycle."""
@@ -76,6 +81,14 @@ class Row:
         before = [tally.cycles, *tally.accepted_by_position]
         return [a / b for a, b in zip(tally.accepted_by_position, before, strict=False) if b]
 
+    def overall(self) -> tuple[Figures, Figures]:
+        """This variant's runs and plain decoding's, of all tasks."""
+        mine, plain = Figures(), Figures()
+        for one, other in self.speeds.values():
+            mine.add(one)
+            plain.add(other)
+        return mine, plain
+
     def draft_share(self) -> float | None:
         """Share of the decoding cycles' time that went into drafting."""
         tally = self.pooled()
@@ -92,6 +105,18 @@ class Row:
             "drafted": self.pooled().drafted,
             "draft_share": self.draft_share(),
             "speed": {task: mine.to_json(plain) for task, (mine, plain) in self.speeds.items()},
+            **self._overall(),
+        }
+
+    def _overall(self) -> dict[str, Any]:
+        if not self.speeds:
+            return {}
+        mine, plain = self.overall()
+        sides = {"overall": mine.to_json(plain), PLAIN: plain.to_json(plain)}
+        return {
+            **sides,
+            "plain_by_task": {task: other.rate for task, (_, other) in self.speeds.items()},
+            "pass_bytes": self.pass_bytes,
         }
 
 
@@ -140,30 +165,87 @@ def measure_acceptance(
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How speed is measured.
+
+    Attributes:
+        repeats: of each prompt. raw: no chat template. weigh: bytes that a pass of so many rows reads, behind so many
+            known tokens each. peers: others that answer the first variant's prompts in turns with it, by name, made
+            from the plain engine.
+    """
+
+    repeats: int = 1
+    raw: bool = False
+    weigh: Callable[[Any, int, int], int] | None = None
+    peers: Mapping[str, Callable[[Any], Contender]] = field(default_factory=dict)
+
+
 def measure_speed(
     open_llm: Open,
     variants: Sequence[Variant],
     tasks: Mapping[str, Sequence[Prompt]],
     params: Any,
-    raw: bool = False,
+    pace: Pace = Pace(),
     progress: Progress = lambda text: None,
+    describe: Callable[[str, Any], None] = lambda drafter, llm: None,
 ) -> list[Row]:
-    """Every variant alone on the machine, in turns with plain decoding, prompt by prompt.
+    """Every variant alone on the machine, in turns with plain decoding, prompt by prompt; one engine a drafter.
 
-    Raises:
-        ConfigError: if a prompt failed; a drafter that cannot be built is told of in its row instead.
+    A shape is a chain or tree that every cycle fills; without one control decides. A prompt that failed is told of in
+    the figures of its runs, a drafter that cannot be built in the errors of its rows. describe: is given every engine.
     """
     rows = [Row(variant) for variant in variants]
+    others: list[Row] = []
     with closing(open_llm({"drafter": "none", "prefix_cache": False})) as plain:
-        for count, row, llm in _opened(open_llm, rows):
-            asked, drafter = replace(params, temperature=row.variant.temperature), row.variant.drafter
-            contenders = {PLAIN: ours(plain, asked, raw), drafter: ours(llm, asked, raw)}
-            for task, prompts in tasks.items():
-                progress(f"speed {count} of {len(variants)}: {drafter}, {task}")
-                figures = bench(contenders, prompts, params.max_tokens)
-                row.speeds[task] = figures[drafter], figures[PLAIN]
-                row.tallies[task] = figures[drafter].pooled()
-    return rows
+        describe(PLAIN, plain)
+        peers = {name: make(plain) for name, make in pace.peers.items()}
+        for drafter in dict.fromkeys(variant.drafter for variant in variants):
+            mine = [row for row in rows if row.variant.drafter == drafter]
+            try:
+                llm = open_llm(Variant(drafter, 0.0, mine[0].variant.acceptance).settings())
+            except OutriderError as error:
+                for row in mine:
+                    row.error = str(error)
+                continue
+            with closing(llm):
+                if drafter == "auto":
+                    drafter = llm.resolved.drafter
+                    for row in mine:
+                        row.variant = replace(row.variant, drafter=drafter)
+                describe(drafter, llm)
+                for row in mine:
+                    progress(f"speed {1 + rows.index(row)} of {len(rows)}: {drafter}")
+                    found = _raced(plain, llm, row, tasks, params, pace, peers)
+                    others += [Row(Variant(name, row.variant.temperature), speeds=s) for name, s in found.items()]
+                    peers = {}
+    return [*rows, *others]
+
+
+def _raced(
+    plain: Any,
+    llm: Any,
+    row: Row,
+    tasks: Mapping[str, Sequence[Prompt]],
+    params: Any,
+    pace: Pace,
+    peers: Mapping[str, Contender],
+) -> dict[str, dict[str, tuple[Figures, Figures]]]:
+    """Fill a row; returns the peers' runs by name and task, beside the plain ones of the same turns."""
+    variant = row.variant
+    asked, shape = replace(params, temperature=variant.temperature), variant.shape
+    contenders = {PLAIN: ours(plain, asked, pace.raw), variant.drafter: ours(llm, asked, pace.raw), **peers}
+    found: dict[str, dict[str, tuple[Figures, Figures]]] = {name: {} for name in peers}
+    with nullcontext() if shape is None else llm.always_guessing(shape.depth, shape.width):
+        for task, prompts in tasks.items():
+            figures = bench(contenders, prompts, params.max_tokens, pace.repeats, variant.together)
+            row.speeds[task] = figures[variant.drafter], figures[PLAIN]
+            row.tallies[task] = figures[variant.drafter].pooled()
+            for name, speeds in found.items():
+                speeds[task] = figures[name], figures[PLAIN]
+    if pace.weigh is not None:
+        row.pass_bytes = pace.weigh(plain, variant.together, row.overall()[1].context)
+    return found
 
 
 def _opened(open_llm: Open, rows: Sequence[Row]) -> Iterator[tuple[int, Row, Any]]:

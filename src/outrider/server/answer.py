@@ -141,6 +141,7 @@ class Answer(ABC):
             "accepted": tally.accepted,
             "accepted_by_position": tally.accepted_by_position,
             "tau": tally.tau,
+            "speed_up": tally.saving.to_json(),
         }
         if self.cycles:
             speculation["trace"] = self.cycles
@@ -168,6 +169,7 @@ class Answer(ABC):
             "nodes": nodes,
             "drawn": self.token(piece.trace.drawn) | {"p": piece.trace.p},
             "seconds": piece.seconds,
+            "speed_up": piece.speed_up,
         }
 
     def token(self, token: int) -> Json:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outrider.llm import LLM
@@ -59,6 +62,16 @@ class Metrics:
             "spec_decode_num_accepted_tokens_per_pos", "Guessed tokens delivered, by place.", "drafter", "position"
         )
         self.cycles = counter("spec_decode_num_cycles", "Decode passes of requests.", "drafter")
+        self.spent = counter("spec_decode_seconds", "Seconds of all decode passes of requests.", "drafter")
+        self.plainly = counter(
+            "spec_decode_plain_seconds", "What their tokens would have taken plainly, by measured prices.", "drafter"
+        )
+        self.speed_up = Gauge(
+            "outrider_spec_decode_speed_up",
+            "The latter by the former over the last passes, and its bounds (95 %).",
+            ("bound",),
+            registry=self.registry,
+        )
         self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN)
         self.between = histogram(
             "inter_token_latency_seconds", "Between two tokens of a sample; 0 within a burst.", BETWEEN_TOKENS
@@ -66,6 +79,12 @@ class Metrics:
         self.whole = histogram("e2e_request_latency_seconds", "From arrival to the end of a sample.", WHOLE)
         self.prompt_size = histogram("request_prompt_tokens", "Prompt tokens of a sample.", SIZES)
         self.output_size = histogram("request_generation_tokens", "Completion tokens of a sample.", SIZES)
+
+    def memory(self, plan: Mapping[str, Any]) -> None:
+        """Tell what memory was planned for, in bytes."""
+        told = Gauge("outrider_memory_bytes", "Memory as planned.", ("purpose",), registry=self.registry)
+        for purpose in ("target", "drafter", "target_stack", "drafter_stack"):
+            told.labels(purpose).set(plan[purpose])
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
@@ -108,6 +127,9 @@ class Metrics:
         self.drafts.labels(self._drafter).inc(sum(cycle.drafted > 0 for cycle in record.cycles))
         self.drafted.labels(self._drafter).inc(drafted)
         self.accepted.labels(self._drafter).inc(accepted)
+        if record.saving is not None:
+            self.spent.labels(self._drafter).inc(record.saving.spent)
+            self.plainly.labels(self._drafter).inc(record.saving.plain)
         for position in range(max((cycle.delivered - 1 for cycle in record.cycles), default=0)):
             count = sum(cycle.delivered - 1 > position for cycle in record.cycles)
             self.accepted_at.labels(self._drafter, str(position)).inc(count)
@@ -121,3 +143,6 @@ class Metrics:
         self.preemptions.set(scheduler.num_preemptions)
         pool = scheduler.ledger.pool
         self.usage.set(pool.num_held / max(1, pool.num_blocks - 1))
+        economy = llm.engine.economy
+        for bound, value in ((economy.recent.to_json() if economy else None) or {}).items():
+            self.speed_up.labels(bound).set(value)

@@ -74,7 +74,8 @@ def ready() -> Answers:
 def _answer(kind: str, **choice: Json) -> Answers:
     """A completion or a chat, as a whole or as events, or why there is none."""
     counts = {name: _count() for name in ("cycles", "drafted", "accepted")}
-    drafted = _object(drafter=_text(), accepted_by_position=_list(_count()), **counts)
+    speed_up = _or_null(_object(ratio=_number(), low=_number(), high=_number()))
+    drafted = _object(drafter=_text(), accepted_by_position=_list(_count()), speed_up=speed_up, **counts)
     totals = {name: _count() for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     whole = _object(
         id=_text(),
@@ -103,6 +104,10 @@ def _text() -> Json:
 
 def _count() -> Json:
     return {"type": "integer", "minimum": 0}
+
+
+def _number() -> Json:
+    return {"type": "number", "minimum": 0}
 
 
 def _object(**fields: Json) -> Json:

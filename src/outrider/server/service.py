@@ -54,6 +54,7 @@ class Server:
         """Put a server together; it begins with its application's lifespan."""
         name = config.served_name or llm.config.model
         metrics = Metrics(name, llm.resolved.drafter)
+        metrics.memory(llm.resolved.memory.to_json())
         preparer = Preparer(llm, config, name)
         voice = Voice(name, _fingerprint(llm), llm.resolved.drafter, _names(preparer), _special(llm))
         pool = ThreadPoolExecutor(1, "tokenizer")
@@ -133,7 +134,7 @@ def _told(job: Job, answer: Answer) -> dict[str, Any]:
     usage = answer.usage()
     facts: dict[str, Any] = {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
     speculation = usage["speculation"]
-    facts |= {name: speculation[name] for name in ("drafter", "cycles", "drafted", "accepted", "tau")}
+    facts |= {name: speculation[name] for name in ("drafter", "cycles", "drafted", "accepted", "tau", "speed_up")}
     facts["finish_reasons"] = [result.finish_reason for result in answer.results]
     if job.first_token is not None:
         facts["first_token_seconds"] = round(job.first_token - job.arrived, 4)

@@ -93,7 +93,7 @@ function places(nodes) {
 
 function short(token) {
   const shown = token.replaceAll("\n", "⏎").replaceAll(" ", "·");
-  return shown.length > 6 ? `${shown.slice(0, 5)}…` : shown;
+  return shown.length > 5 ? `${shown.slice(0, 4)}…` : shown;
 }
 
 export function chance(p) {

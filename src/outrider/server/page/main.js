@@ -28,12 +28,18 @@ function showSums(sums) {
   $("f-speed").textContent = last?.speed?.toFixed(1) ?? "–";
   $("f-tau").textContent = sums.tau?.toFixed(2) ?? "–";
   $("f-accepted").textContent = sums.drafted ? `${Math.round((100 * sums.accepted) / sums.drafted)} %` : "–";
+  $("f-speed-up").textContent = sums.speedUp ? `${sums.speedUp.ratio.toFixed(2)} times` : "–";
+  $("f-bounds").textContent = sums.speedUp ? bounds(sums.speedUp) : "";
   chart($("chart-tau"), sums.rows.map((row) => row.count), sums.rows.map((row) => row.tau),
     `Tokens of each cycle, tau ${sums.tau?.toFixed(2) ?? "unknown"}`);
   chart($("chart-speed"), [], sums.rows.map((row) => row.speed), `${last?.speed?.toFixed(1) ?? "?"} tokens per second`);
   const rates = sums.guessedAt.map((guessed, depth) => sums.acceptedAt[depth] / guessed);
   const said = rates.map((rate, depth) => `${depth + 1}: ${Math.round(rate * 100)} %`).join(", ");
   chart($("chart-depth"), rates, [], `Acceptance by depth ${said || "unknown"}`);
+}
+
+function bounds({ low, high }) {
+  return `${low.toFixed(2)} to ${high.toFixed(2)}`;
 }
 
 function bodyOf(prompt) {
@@ -130,7 +136,8 @@ async function replay(traces, signal) {
   const [plain, guessed] = traces.map((trace, i) => since(i, trace.cycles[trace.cycles.length - 1]));
   const same = panes.plain.text === panes.guessed.text ? "the same text" : "DIFFERENT TEXTS";
   const ratio = guessed > 0 ? `${(plain / guessed).toFixed(2)} times as fast` : "too short to tell";
-  $("verdict").textContent = `${ratio}, ${same}. Each was measured alone, from its first token on.`;
+  const guess = sums.speedUp ? ` Estimated without the plain run: ${sums.speedUp.ratio.toFixed(2)} (${bounds(sums.speedUp)}).` : "";
+  $("verdict").textContent = `${ratio}, ${same}. Each was measured alone, from its first token on.${guess}`;
 }
 
 async function show(traces) {

@@ -58,12 +58,14 @@ function isCycle(cycle) {
 export class Sums {
   constructor() {
     Object.assign(this, { tokens: 0, cycles: 0, accepted: 0, drafted: 0, guessedAt: [], acceptedAt: [], rows: [] });
+    this.speedUp = null; // the server's estimate so far: {ratio, low, high}
   }
 
   add(cycle) {
     this.tokens += cycle.tokens.length;
     this.drafted += cycle.nodes.length;
     this.accepted += cycle.accepted;
+    this.speedUp = cycle.speed_up ?? this.speedUp;
     if (this.rows.length) this.cycles += 1;
     const deepest = Math.max(0, ...cycle.nodes.map((node) => node.depth));
     for (let depth = 0; depth < deepest; depth += 1) {
