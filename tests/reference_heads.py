@@ -94,7 +94,8 @@ def eagle3(
         q, k, v = (heads(pair, w[f"{part}_proj.weight"], world) for part in "qkv")
         keys.append(rotate(k, [position], world))
         values.append(v)
-        mixed = attend(rotate(q, [position], world)[0], torch.cat(keys), torch.cat(values))
+        first = min(1, position)  # entry 0 is seen by itself alone
+        mixed = attend(rotate(q, [position], world)[0], torch.cat(keys[first:]), torch.cat(values[first:]))
         x = mlp(w, "", feature + mixed @ w["o_proj.weight"].T, eps)
         state = rms(x, w["final_norm.weight"], eps)
     return state @ w["head.weight"].T
@@ -127,7 +128,7 @@ def block(
         )
         values = torch.cat([heads(context, v, world), heads(normed, v, world)])
         seen = [len(known) + i + 1 for i in range(len(positions))]
-        mixed = torch.stack([attend(q[i], keys[:end], values[:end]) for i, end in enumerate(seen)])
+        mixed = torch.stack([attend(q[i], keys[1:end], values[1:end]) for i, end in enumerate(seen)])
         x = mlp(w, prefix, x + mixed @ w[f"{prefix}o_proj.weight"].T, eps)
     state = rms(x[-1], w["final_norm.weight"], eps)
     logits = world.head[kept].double() @ (w["adapter.weight"] @ state)
@@ -147,9 +148,12 @@ def medusa(
 ) -> Tensor:
     w, eps = tensors(artefact), world.eps
     seen = [rms(tap[len(known) - 2].double(), norm, eps) for tap, norm in zip(taps, w["tap_norms"], strict=True)]
-    e = rms(world.embedding[known[-1]].double(), w["embed_norm.weight"], eps)
-    z = seen[-1] + w["in_proj.weight"] @ torch.cat([*seen, e])
+    z = seen[-1]
+    if "in_proj.weight" in w:
+        e = rms(world.embedding[known[-1]].double(), w["embed_norm.weight"], eps)
+        z = z + w["in_proj.weight"] @ torch.cat([*seen, e])
     for b in range(2):
         name = f"heads.{len(path)}.{b}"
-        z = z + w[f"{name}.down.weight"] @ nn.functional.silu(w[f"{name}.up.weight"] @ z)
+        gated = nn.functional.silu(w[f"{name}.up.weight"] @ z)
+        z = z + (w[f"{name}.down.weight"] @ gated if f"{name}.down.weight" in w else gated)
     return world.head[artefact.kept_ids()].double() @ z

@@ -79,6 +79,43 @@ TRAINED = Registry(
 )
 """The module that is trained for each drafter that learns from a target."""
 
+EXPORTED = Registry(
+    "drafter that is exported",
+    {
+        "small_model": "outrider.export.small_model:SmallModel",
+        "medusa": "outrider.export.medusa:Medusa",
+        "eagle3": "outrider.export.eagle3:Eagle3",
+        "block": "outrider.export.block:Block",
+    },
+)
+"""What writes a trained drafter as other engines read it."""
+
+FOREIGN = Registry(
+    "head of others",
+    {
+        "medusa": "outrider.models.heads.foreign_medusa:read",
+        "eagle3": "outrider.models.heads.foreign_eagle3:read",
+        "block": "outrider.models.heads.foreign_block:read",
+    },
+)
+"""What reads the heads of others as a drafter of ours."""
+
+THERE: Mapping[str, tuple[str, str | None, str | None]] = MappingProxyType(
+    {
+        "small_model": ("draft_model", "STANDALONE", "DraftTarget"),
+        "medusa": ("medusa", None, None),
+        "eagle3": ("eagle3", "EAGLE3", "Eagle3"),
+        "block": ("dflash", "DFLASH", "DFlash"),
+    }
+)
+"""A drafter's kind as vLLM's `method` and the `speculators` layout, SGLang's `--speculative-algorithm` and
+TensorRT-LLM's `decoding_type` call it; None where there is none."""
+
+AUTHORS: Mapping[str, str] = MappingProxyType(
+    {"block": "dflash_config", "medusa": "medusa_num_heads", "eagle3": "draft_vocab_size"}
+)
+"""The field by which a head's config.json is known that is written as its authors write it, in this order."""
+
 READ_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "drafter_model": ("small_model", "early_exit", "medusa", "eagle3", "block"),
@@ -96,7 +133,7 @@ ELSEWHERE: Mapping[str, tuple[Mapping[str, Any], str | None]] = MappingProxyType
     }
 )
 """The nearest equal of a drafter in vLLM's `--speculative-config` and SGLang's `--speculative-algorithm`; what is
-trained here has none there, since its artefacts are read by this engine alone."""
+trained here is taken there by `outrider export`, as far as their layouts can say it."""
 
 
 def reads(setting: str, drafter: str) -> bool:

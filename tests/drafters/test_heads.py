@@ -57,7 +57,7 @@ def target(way: str, monkeypatch: pytest.MonkeyPatch) -> Target:
     if way == "native":
         if kernels.name != way:
             pytest.skip("no compiler is installed here")
-        monkeypatch.setattr("outrider.models.heads.layer.pack", lambda *a: stage.pack(*a[:3], kind="float32"))
+        monkeypatch.setattr("outrider.models.heads.layer.pack", lambda *a: stage.pack(*a[:3], "float32", *a[4:]))
     lean = LeanModel.from_module(made, kernels)
     assert lean is not None
     return assemble("tiny", lean, "float32", CPU, kernels, make_tokenizer(VOCAB), made.config, made.generation_config)

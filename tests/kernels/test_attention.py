@@ -40,12 +40,13 @@ def row_keys(keys: KeyIndex, row: int) -> list[int]:
     return slots
 
 
-def dense(q, k_pages, v_pages, keys, scale, window=None, softcap=None, sinks=None):
+def dense(q, k_pages, v_pages, keys, scale, window=None, softcap=None, sinks=None, skip_first=False):
     """(T, Hq, D) float64, a row and a head at a time."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // k_pages.shape[1]
     for row in range(q.shape[0]):
         slots = row_keys(keys, row)[-window if window else 0 :]
+        slots = slots[1:] if skip_first and len(slots) > 1 else slots
         for head in range(q.shape[1]):
             k, v = (pages[slots, head // group].double() for pages in (k_pages, v_pages))
             scores = k @ q[row, head].double() * scale
@@ -75,7 +76,7 @@ def part_of(keys: KeyIndex, rows: list[int]) -> KeyIndex:
     return replace(keys, **{name: getattr(keys, name)[rows].contiguous() for name in names})
 
 
-OPTIONS = [{}, {"window": 37}, {"softcap": 3.0}, {"window": 300, "sinks": True}]
+OPTIONS = [{}, {"window": 37}, {"softcap": 3.0}, {"window": 300, "sinks": True}, {"skip_first": True}]
 SHAPES = [
     (6, 2, 64, torch.float32),
     (6, 2, 64, torch.bfloat16),

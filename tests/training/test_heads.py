@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import silu
 from transformers import LlamaForCausalLM
 
-from outrider.training.block import Block
+from outrider.training.block import Block, drawn
 from outrider.training.eagle3 import Eagle3
 from outrider.training.harvest import Features, Harvester
 from outrider.training.losses import Arithmetic, Scores, divergence
@@ -117,7 +117,8 @@ def test_eagle3_unrolls_as_it_is_served(target):
         entries = [entry(tokens[j], features_at[j], j) for j in range(reply + count)]
         for start in range(0, count - 4, 5):
             anchor = reply - 1 + start  # the last known token
-            keys, values = ([e[i] for e in entries[: anchor + 1]] for i in (1, 2))
+            seen_first = min(1, anchor)  # nobody but itself sees entry 0
+            keys, values = ([e[i] for e in entries[seen_first : anchor + 1]] for i in (1, 2))
             fed = state(features_at[anchor], entries[anchor][0], keys, values)
             for level in range(4):
                 logits = module.head(fed)
@@ -137,7 +138,7 @@ def test_blocks_are_drafted_as_they_are_served(target):
     features, (seen,) = watched(target, module)
     batch = make_batch()
     heads = module.shape.head_dim
-    offsets = module._draw(batch)
+    offsets = drawn(batch, module.num_anchors)
     assert module.taps == (1, 2, 2, 2, 3)
     index = {int(token): place for place, token in enumerate(KEPT)}
     rows = seen.view(len(batch.tokens), 5, 4, -1)
@@ -163,8 +164,8 @@ def test_blocks_are_drafted_as_they_are_served(target):
                 mixed = [
                     attention(
                         rope(layer.q_proj(h[i]).view(-1, heads), anchor + i),
-                        [k for k, _ in pairs[: anchor + 2 + i]],
-                        [v for _, v in pairs[: anchor + 2 + i]],
+                        [k for k, _ in pairs[1 : anchor + 2 + i]],
+                        [v for _, v in pairs[1 : anchor + 2 + i]],
                         2,
                     )
                     for i in range(4)
@@ -189,7 +190,7 @@ def test_the_blocks_confidence_learns_what_is_accepted(target):
     batch = make_batch()
     module.zero_grad()
     module.loss(batch, features)[0].backward()
-    steps = module._draw(batch)[..., None] + torch.arange(3)
+    steps = drawn(batch, module.num_anchors)[..., None] + torch.arange(3)
     inside = steps < (batch.lengths - batch.replies)[:, None, None]
     entries = (batch.firsts[:, None, None] + steps).flatten()[inside.flatten()]
     alpha = divergence("tv", seen[inside.flatten()], features.law.logits[entries], features.law.log_z[entries])[1]

@@ -23,6 +23,7 @@ SIZES = {
     "block": {"num_anchors": 4, "block_size": 4, "markov_rank": 4},
     "eagle3": {"unroll": 2},
     "medusa": {"num_heads": 4},
+    "medusa, plain": {"num_heads": 4, "plain": 1},
     "early_exit": {"exit_layers": 2},
 }
 
@@ -37,14 +38,15 @@ def test_positions_are_rotated_as_they_are_served(name):
         torch.testing.assert_close(there[: len(here)], here)
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_a_trained_module_is_served_as_it_is_specified(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", [*TRAINED, "medusa, plain"])
+def test_a_trained_module_is_served_as_it_is_specified(form, tmp_path, monkeypatch):
+    name = form.partition(",")[0]
     made = served.target("lean", monkeypatch)
     kept = torch.tensor([token for token in range(served.VOCAB) if token % 5])
     kind = TRAINED[name]
     if kind.full_vocabulary:
         kept = torch.arange(served.VOCAB)
-    module = kind.initialise(served.module(), kept, **SIZES.get(name, {}))
+    module = kind.initialise(served.module(), kept, **SIZES.get(form, {}))
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():  # far from where training begins, so that no part is silent

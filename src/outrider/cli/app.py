@@ -14,6 +14,7 @@ from outrider.cli import (
     check,
     demo,
     doctor,
+    export,
     fetch,
     generate,
     load,
@@ -62,5 +63,6 @@ for verb in (
     replies.replies,
     train.train,
     prove.prove,
+    export.export,
 ):
     app.command()(verb)

@@ -31,6 +31,7 @@ class Needs:
         scratch_levels: levels of guesses whose keys the drafter writes, counted back from the tree's depth (1: every
             level but the last); each level has slots for `width` of them. None: no scratch slots at all.
         scratch_chain: each of those levels takes one slot, whatever the width (a block drafter's rows).
+        scratch_least: slots that are needed whatever the depth.
         ranks: it ranks its guesses, and stops where none is worth its price (`Budget.prices`). width: most
             children of one node where the user set none.
         target_layers: the drafter runs the target's layers [0, n) on its own rows. taps: layers whose hidden states
@@ -43,6 +44,7 @@ class Needs:
     stack_dtype: torch.dtype | None = None
     scratch_levels: int | None = None
     scratch_chain: bool = False
+    scratch_least: int = 0
     ranks: bool = False
     width: int = 1
     target_layers: int | None = None
@@ -53,9 +55,9 @@ class Needs:
 
     def num_scratch(self, depth: int, width: int) -> int:
         """Scratch slots for one request's guesses."""
-        if self.scratch_levels is None:
+        if self.scratch_levels is None or depth < 1:
             return 0
-        return max(0, depth - self.scratch_levels) * (1 if self.scratch_chain else width)
+        return max(self.scratch_least, max(0, depth - self.scratch_levels) * (1 if self.scratch_chain else width))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,10 @@ from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
 from outrider.kernels.places import Relative
 from outrider.models.batch import BatchBuilder, FlatBatch, tensor_of
-from outrider.models.heads.block import BlockHead, Blocks
+from outrider.models.heads.block import BlockHead
+from outrider.models.heads.parallel import ParallelHead
 from outrider.models.heads.stage import Rows
+from outrider.models.heads.trunk import Blocks
 from outrider.models.heads.widen import open_artefact
 from outrider.models.seats import Crew, DeviceTree, Outline, spread
 from outrider.request import Request
@@ -38,22 +40,25 @@ class Block(TapFed):
     """
 
     name = "block"
-    head: BlockHead
+    head: BlockHead | ParallelHead
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
         target, named = workshop.target, workshop.config.drafter_model
-        self.head = BlockHead(open_artefact(self.name, named, target), target)
+        artefact = open_artefact(self.name, named, target)
+        looks_back = artefact.config.get("sees") != "both ways"
+        self.head = BlockHead(artefact, target) if looks_back else ParallelHead(artefact, target)
         self.needs = Needs(
             stack=self.head.stack,
             stack_dtype=target.page_dtype,
             scratch_levels=0,
             scratch_chain=True,
+            scratch_least=self.head.block_size if self.head.whole else 0,
             ranks=True,
             width=WIDTH,
             taps=self.head.taps,
-            tokens_on_host=False,
-            levels=self.head.block_size,
+            tokens_on_host=self.head.whole,
+            levels=self.head.block_size - self.head.lead,
         )
         self.nbytes = self.head.nbytes
 
@@ -90,8 +95,7 @@ class Block(TapFed):
         # A row stands one position before the guess that is to come of it.
         batch, _ = crew.batch(Relative(anchors, steps + 1, steps + scratch(outline), paths, crew.reading))
         starts = torch.arange(crew.size, device=steps.device) * outline.depth
-        # As `_blocks`: row 0 stands at the last known token's position.
-        rows = Rows((batch.positions - 1).clamp(min=0), batch.slots, batch.keys)
+        rows = Rows((batch.positions + self.head.later).clamp(min=0), batch.slots, batch.keys)
         blocks = self.head.blocks(crew.last, starts, rows)
         codes = self.head.no_codes(crew.size)
 
@@ -111,11 +115,11 @@ class Block(TapFed):
 
     def _clamped(self, ask: Ask) -> Ask:
         """No deeper than a block."""
-        depth = min(ask.budget.depth, self.head.block_size)
+        depth = min(ask.budget.depth, self.head.block_size - self.head.lead)
         return replace(ask, budget=replace(ask.budget, depth=depth))
 
     def _blocks(self, asks: Sequence[Ask]) -> tuple[Blocks, list[int]]:
-        """One pass over a block an ask; where each one's rows start."""
+        """One pass over a block an ask; where each one's first row that guesses stands."""
         device = self._workshop.target.device
         builder = BatchBuilder(self._block_size)
         starts = []
@@ -124,10 +128,13 @@ class Block(TapFed):
             builder.request(ask.table)
             known = ask.request.num_tokens
             (anchor,) = ask.request.tokens(known - 1, known)
-            for row in range(ask.budget.depth):
+            if self.head.whole:
+                builder.whole(anchor, known, ask.scratch[: self.head.block_size])
+            for row in range(0 if self.head.whole else ask.budget.depth):
                 builder.node(anchor, known, ask.scratch[: row + 1])
         batch = builder.build(device)
         at = tensor_of(starts, np.int64, device)
-        # A block begins at the last known token's position, beside that token's own context entry.
-        rows = Rows(batch.positions - 1, batch.slots, batch.keys)
-        return self.head.blocks(batch.tokens[at], at, rows), starts
+        # A whole block may reach beyond the last position; what stands there is never asked for.
+        positions = (batch.positions + self.head.later).clamp(max=self.head.last_position)
+        rows = Rows(positions, batch.slots, batch.keys)
+        return self.head.blocks(batch.tokens[at], at, rows), [start + self.head.lead for start in starts]

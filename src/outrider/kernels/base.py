@@ -178,13 +178,15 @@ class Kernels(Protocol):
         softcap: float | None = None,
         sinks: Tensor | None = None,
         out: Tensor | None = None,
+        skip_first: bool = False,
     ) -> Tensor:
         """q: (T, Hq, D) float32, pages (S, Hkv, D) float32 or bfloat16 -> (T, Hq, D) float32.
 
         Where linears round their inputs to bfloat16, q and the softmax's weights are rounded likewise beside bfloat16
         pages, and q may be given so.
         A row at position p = length - 1 sees keys at positions > p - window. softcap c: c * tanh(s / c).
-        sinks: (Hq,) float32 logits that take part in the softmax and carry no value.
+        sinks: (Hq,) float32 logits that take part in the softmax and carry no value. skip_first: the key at position 0
+        is seen by position 0 alone.
         """
 
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:

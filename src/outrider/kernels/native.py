@@ -198,16 +198,18 @@ class NativeKernels(PlainTreeVerbs, SharesGraphs):
         softcap: float | None = None,
         sinks: Tensor | None = None,
         out: Tensor | None = None,
+        skip_first: bool = False,
     ) -> Tensor:
         """See `Kernels.attention`; softmax in float32 over blocks of 256 positions, merged in order."""
         rows, num_heads, dim = q.shape
         assert q.is_contiguous()
         out = torch.empty_like(q) if out is None else out
+        heads, width = (num_heads, k_pages.shape[1], dim), num_heads * dim
         self._emit(
             _ATTENTION,
             rows,
             (q, k_pages, v_pages, sinks, out),
-            (num_heads, k_pages.shape[1], dim, _is_half(k_pages), window or 0, num_heads * dim, num_heads * dim),
+            (*heads, _is_half(k_pages), window or 0, width, width, skip_first),
             (scale, softcap or 0.0),
             None if self._program else make_batch(rows, keys=keys),
         )

@@ -122,6 +122,7 @@ class PlainKernels(PlainTreeVerbs, SharesGraphs):
         softcap: float | None = None,
         sinks: Tensor | None = None,
         out: Tensor | None = None,
+        skip_first: bool = False,
     ) -> Tensor:
         """See `Kernels.attention`: blocks of 256 positions, merged in order."""
         q = q.float()
@@ -131,6 +132,8 @@ class PlainKernels(PlainTreeVerbs, SharesGraphs):
         visible = positions < length
         if window is not None:
             visible &= positions >= length - window
+        if skip_first:
+            visible &= (positions > 0) | (length == 1)
         slots = _slots(keys, positions).where(visible, 0)
 
         def attend(q: Tensor, slots: Tensor, visible: Tensor) -> Tensor:

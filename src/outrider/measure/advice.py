@@ -278,7 +278,7 @@ def elsewhere(entry: tuple[Mapping[str, Any], str | None] | None, depth: int, we
         depth: guesses a cycle. weights: of a model of Transformers that drafts, where there is one.
     """
     if entry is None:
-        return "no equal: it has no such cascade, or cannot read its weights", "no equal"
+        return "no equal: it has no such cascade, or wants its weights by `outrider export`", "no equal"
     config, algorithm = dict(entry[0]), entry[1]
     flags = f"--speculative-algorithm {algorithm} --speculative-num-draft-tokens {depth}"
     if weights is not None:

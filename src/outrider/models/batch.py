@@ -69,6 +69,7 @@ class BatchBuilder:
         self._linear: list[int] = []
         self._tails: list[Sequence[int]] = []
         self._logit_rows: list[int] = []
+        self._lengths: list[int] = []
 
     @property
     def num_rows(self) -> int:
@@ -92,6 +93,7 @@ class BatchBuilder:
         self._slots += [table[position // size] * size + position % size for position in range(start, stop)]
         self._request += [len(self._tables) - 1] * count
         self._linear += range(start + 1, stop + 1)
+        self._lengths += range(start + 1, stop + 1)
         self._tails += [_NO_TAIL] * count
         self._logit_rows += range(len(self._tokens) - num_logits, len(self._tokens))
 
@@ -99,11 +101,18 @@ class BatchBuilder:
         """A guess that sees `linear` known tokens through the table and then `path`, slots ending with its own."""
         self._tokens.append(token)
         self._positions.append(linear + len(path) - 1)
+        self._lengths.append(linear + len(path))
         self._slots.append(path[-1])
         self._request.append(len(self._tables) - 1)
         self._linear.append(linear)
         self._tails.append(path)
         self._logit_rows.append(len(self._tokens) - 1)
+
+    def whole(self, token: int, linear: int, slots: Sequence[int]) -> None:
+        """Rows of one block, each written to its slot, that see `linear` known tokens and all rows of the block."""
+        for row in range(len(slots)):
+            self.node(token, linear, slots[: row + 1])
+            self._tails[-1], self._lengths[-1] = slots, linear + len(slots)
 
     def tree(self, linear: int, tokens: Sequence[int], parents: Sequence[int], slots: Sequence[int]) -> None:
         """All nodes of a tree that hangs off the last known token; node i is written to `slots[i]`."""
@@ -116,7 +125,7 @@ class BatchBuilder:
         """The tensors of the pass; rows of logits come in the order in which they were asked for."""
         count, width, depth = len(self._tokens), _longest(self._tables), _longest(self._tails)
         numbers = [*self._positions, *self._slots, *self._request, *self._linear]
-        numbers += [position + 1 for position in self._positions]
+        numbers += self._lengths
         numbers += _padded(self._tables, width)
         numbers += _padded(self._tails, depth)
         whole = tensor_of(numbers, np.int32, device)

@@ -173,6 +173,10 @@ class LeanModel:
         """cos and sin by position: (P, D_rot / 2) float32 each."""
         return self._tables
 
+    def last_norm(self) -> tuple[Tensor, float]:
+        """See `Model.last_norm`."""
+        return self._norm, self.spec.eps
+
     def _through(
         self, batch: FlatBatch, pages: Pages, depth: int, taps: tuple[int, ...]
     ) -> tuple[Tensor, dict[int, Tensor]]:

@@ -122,6 +122,22 @@ class ModuleModel:
             return none, none
         return rotary_tables(rotary, num_positions, self.device)
 
+    @torch.inference_mode()
+    def last_norm(self) -> tuple[Tensor, float] | None:
+        """See `Model.last_norm`."""
+        norm = getattr(getattr(self.module, self.module.base_model_prefix), "norm", None)
+        eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+        if (
+            norm is None
+            or eps is None
+            or getattr(norm, "bias", None) is not None
+            or isinstance(norm, torch.nn.LayerNorm)
+        ):
+            return None
+        # The RMS of ones is 1: what comes out is the factor, however the class keeps it (Gemma's is 1 + weight).
+        ones = torch.ones(1, self.config.hidden_size, device=self.device, dtype=self.module.dtype)
+        return norm(ones)[0].float() * (1 + eps) ** 0.5, float(eps)
+
     def _call(self, module: Any, tokens: Tensor, positions: Tensor, flat: FlatPass, rows: Tensor | None) -> Tensor:
         no_logits = rows is not None and rows.numel() == 0
         # Transformers reads an index tensor as the rows to keep, and 0 as all of them.

@@ -51,6 +51,9 @@ class Model(Protocol):
     def rotary(self) -> tuple[Tensor, Tensor]:
         """cos and sin by position, (P, D_rot / 2) float32 each; D_rot = 0 where the model does not rotate one way."""
 
+    def last_norm(self) -> tuple[Tensor, float] | None:
+        """What the RMS norm before the output head multiplies by, (H,) float32, and its eps; None for another norm."""
+
 
 @dataclass(frozen=True, slots=True)
 class Original:

@@ -7,7 +7,7 @@ block, so that a block cut short has the same logits.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 from torch.nn.functional import linear as project
 
 from outrider.errors import ModelError
-from outrider.training.base import Counts, DraftModule
+from outrider.training.base import Counts, DraftModule, refuse_unknown
 from outrider.training.corpus import Batch
 from outrider.training.harvest import Features
 from outrider.training.layers import QUIET, Shape, attend, final_norm, gated, linear, norm, normed_taps, rotate
@@ -24,10 +24,14 @@ DECAY = 4.0
 """Row i counts exp(-i / DECAY): gamma of DFlash for blocks of 8."""
 
 
-class _Layer(nn.Module):
-    """One pre-norm decoder layer whose block rows also attend to keys and values made of the target's features."""
+class Layer(nn.Module):
+    """One pre-norm decoder layer whose block rows also attend to keys and values made of the target's features.
 
-    def __init__(self, shape: Shape, num_layers: int) -> None:
+    Args:
+        normed: whether queries and keys are normed head by head, as Qwen3's are.
+    """
+
+    def __init__(self, shape: Shape, num_layers: int, normed: bool = False) -> None:
         super().__init__()
         hidden, heads, kv_heads = shape.hidden, shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.shape = shape
@@ -41,21 +45,25 @@ class _Layer(nn.Module):
         self.gate_proj = linear(hidden, shape.intermediate)
         self.up_proj = linear(hidden, shape.intermediate)
         self.down_proj = linear(shape.intermediate, hidden, gain)
+        self.q_norm = nn.RMSNorm(shape.head_dim, shape.eps) if normed else None
+        self.k_norm = nn.RMSNorm(shape.head_dim, shape.eps) if normed else None
 
     def keys(self, states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, H) -> rotated keys and values, (B, h_kv, T, D) each."""
-        return rotate(self._split(self.k_proj(states)), cos, sin), self._split(self.v_proj(states))
+        return rotate(self._split(self.k_proj(states), self.k_norm), cos, sin), self._split(self.v_proj(states))
 
     def query(self, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rotate(self._split(self.q_proj(states)), cos, sin)
+        return rotate(self._split(self.q_proj(states), self.q_norm), cos, sin)
 
     def finish(self, states: Tensor, mixed: Tensor) -> Tensor:
         states = states + self.o_proj(mixed)
         middle = norm(states, self.post_norm.weight, self.shape.eps)
         return states + gated(middle, self.gate_proj, self.up_proj, self.down_proj)
 
-    def _split(self, states: Tensor) -> Tensor:
-        return states.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+    def _split(self, states: Tensor, scale: nn.RMSNorm | None = None) -> Tensor:
+        heads = states.unflatten(-1, (-1, self.shape.head_dim))
+        heads = heads if scale is None else norm(heads, scale.weight, self.shape.eps)
+        return heads.transpose(1, 2)
 
 
 class Block(DraftModule):
@@ -66,6 +74,7 @@ class Block(DraftModule):
             the last one's code and what is carried over from those before it (`markov_carry`), which the row's own
             state amplifies or silences (`markov_gate`).
         num_anchors: blocks drawn from each conversation's reply for one batch.
+        plain: not 0 for DFlash's own form (`parallel`): weaker, but other engines read it; it has no `markov_rank`.
     """
 
     kept_index: Tensor
@@ -78,7 +87,9 @@ class Block(DraftModule):
         num_layers: int = 3,
         markov_rank: int = 128,
         num_anchors: int = 64,
+        plain: int = 0,
     ) -> None:
+        assert not plain
         super().__init__(shape, kept_ids)
         hidden = shape.hidden
         self.num_levels, self.num_anchors, self.markov_rank = block_size, num_anchors, markov_rank
@@ -88,7 +99,7 @@ class Block(DraftModule):
         self.fc = linear(len(self.taps) * hidden, hidden)
         self.ctx_norm = nn.RMSNorm(hidden, shape.eps)
         self.mask = nn.Parameter(torch.randn(hidden) * 0.02)
-        self.layers = nn.ModuleList(_Layer(shape, num_layers) for _ in range(num_layers))
+        self.layers = nn.ModuleList(Layer(shape, num_layers) for _ in range(num_layers))
         self.final_norm = nn.RMSNorm(hidden, shape.eps)
         self.adapter = nn.Linear(hidden, hidden, bias=False)
         self.markov_in = nn.Embedding(len(kept_ids), markov_rank)
@@ -107,17 +118,18 @@ class Block(DraftModule):
         self.register_buffer("kept_index", table, persistent=False)
 
     @classmethod
-    def initialise(cls, module: Any, kept_ids: Tensor, **settings: Any) -> Self:
+    def initialise(cls, module: Any, kept_ids: Tensor, **settings: Any) -> DraftModule:  # type: ignore[override]
         """The last norm begins as the target's, the adapter as a small identity.
 
         Raises:
-            ModelError: for a target without rotary positions.
+            ModelError: for a target without rotary positions. ConfigError: for a size that the plain form has not.
         """
-        shape = Shape.of(module)
-        if shape.rotary_tables(module) is None:
-            raise ModelError(
-                f"{module.config.model_type} has no one table of rotary positions: train medusa or small_model instead"
-            )
+        if settings.pop("plain", 0):
+            from outrider.training.parallel import Parallel
+
+            refuse_unknown(Parallel, settings)
+            return Parallel.initialise(module, kept_ids, **settings)
+        shape = rotating(module)
         made = cls(shape, kept_ids, **settings).to(module.device)
         with torch.no_grad():
             made.final_norm.weight.copy_(final_norm(module))
@@ -142,7 +154,7 @@ class Block(DraftModule):
         A row counts where its token lies in the reply and all tokens of the block before it are kept ids: others are
         never reached. The token before a row is the true one.
         """
-        offsets = self._draw(batch)
+        offsets = drawn(batch, self.num_anchors)
         levels = torch.arange(self.num_levels, device=offsets.device)
         steps = offsets[..., None] + levels  # (B, A, K): number of each row's predicted token within the reply
         inside = steps < (batch.lengths - batch.replies)[:, None, None]
@@ -165,7 +177,7 @@ class Block(DraftModule):
         errors = binary_cross_entropy_with_logits(confidence.float(), score.alpha.clamp(0, 1), reduction="none")
         weights = (-levels / DECAY).exp() * counted
         loss = ((score.loss + errors).view_as(weights) * weights).sum() / weights.sum().clamp_min(1e-6)
-        return loss, _counts(score.hit.view_as(inside), score.alpha.view_as(inside), counted, inside)
+        return loss, counts_of(score.hit.view_as(inside), score.alpha.view_as(inside), counted, inside)
 
     def _codes(self, tokens: Tensor) -> Tensor:
         """Codes of the tokens before each row (B, A, K, r), zeros before row 0, to those of the block so far."""
@@ -173,15 +185,6 @@ class Block(DraftModule):
         for row in range(1, self.num_levels):
             codes.append(tokens[:, :, row] + self.markov_carry(codes[-1].tanh()))
         return torch.stack(codes, dim=2)
-
-    def _draw(self, batch: Batch) -> Tensor:
-        """Anchors, spread over each reply: (B, A) int64, number of the token that row 0 predicts within the reply."""
-        device = batch.tokens.device
-        generator = torch.Generator(device).manual_seed(batch.seed)
-        spread = torch.rand(len(batch.tokens), self.num_anchors, generator=generator, device=device)
-        spread = (spread + torch.arange(self.num_anchors, device=device)) / self.num_anchors
-        counts = (batch.lengths - batch.replies)[:, None]
-        return torch.minimum((spread * counts).long(), counts - 1)
 
     def _run(self, batch: Batch, features: Features, anchors: Tensor, places: Tensor) -> Tensor:
         """Normed states of all rows: anchor tokens (B, A) and positions of rows (B, A, K) -> (B * A * K, H)."""
@@ -198,7 +201,7 @@ class Block(DraftModule):
         mask_rows = self.mask.expand(*places.shape[:2], self.num_levels - 1, -1)
         states = torch.cat([anchor_rows, mask_rows], dim=2).flatten(1, 2)
         for layer in self.layers:
-            assert isinstance(layer, _Layer)
+            assert isinstance(layer, Layer)
             normed = norm(states, layer.input_norm.weight, eps)
             pairs = zip(layer.keys(context, *whole), layer.keys(normed, *own), strict=True)
             key, value = (torch.cat(pair, dim=2) for pair in pairs)
@@ -207,16 +210,20 @@ class Block(DraftModule):
 
 
 def _visible(places: Tensor, width: int) -> Tensor:
-    """(B, 1, A * K, S + A * K) bool: a row sees the context up to its anchor, and its block up to itself."""
+    """(B, 1, A * K, S + A * K) bool: a row sees the context up to its anchor, and its block up to itself.
+
+    Nobody sees entry 0, which has no taps.
+    """
     batch, anchors, levels = places.shape
-    context = torch.arange(width, device=places.device) <= places[:, :, :1, None]
+    entries = torch.arange(width, device=places.device)
+    context = (entries <= places[:, :, :1, None]) & (entries > 0)
     context = context.expand(batch, anchors, levels, width).flatten(1, 2)
     rows = torch.arange(anchors * levels, device=places.device)
     own = (rows[:, None] // levels == rows // levels) & (rows[:, None] >= rows)
     return torch.cat([context, own.expand(batch, -1, -1)], dim=2)[:, None]
 
 
-def _counts(hit: Tensor, alpha: Tensor, counted: Tensor, inside: Tensor) -> Counts:
+def counts_of(hit: Tensor, alpha: Tensor, counted: Tensor, inside: Tensor) -> Counts:
     """Counts by level of (B, A, K) rows; a chain that a token beyond the kept ids ends has not hit."""
 
     def sums(values: Tensor) -> Tensor:
@@ -229,3 +236,27 @@ def _counts(hit: Tensor, alpha: Tensor, counted: Tensor, inside: Tensor) -> Coun
         starts=sums(inside),
         chains=sums((hit & counted).cumprod(dim=-1)),
     )
+
+
+def drawn(batch: Batch, count: int) -> Tensor:
+    """Anchors, spread over each reply: (B, A) int64, number of the token that row 0 predicts within the reply."""
+    device = batch.tokens.device
+    generator = torch.Generator(device).manual_seed(batch.seed)
+    spread = torch.rand(len(batch.tokens), count, generator=generator, device=device)
+    spread = (spread + torch.arange(count, device=device)) / count
+    counts = (batch.lengths - batch.replies)[:, None]
+    return torch.minimum((spread * counts).long(), counts - 1)
+
+
+def rotating(module: Any) -> Shape:
+    """The shape of a target whose positions are rotated in one way.
+
+    Raises:
+        ModelError: for any other.
+    """
+    shape = Shape.of(module)
+    if shape.rotary_tables(module) is None:
+        raise ModelError(
+            f"{module.config.model_type} has no one table of rotary positions: train medusa or small_model instead"
+        )
+    return shape

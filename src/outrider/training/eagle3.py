@@ -90,7 +90,7 @@ class Eagle3(DraftModule):
             cos, sin = features.cos[level : level + width], features.sin[level : level + width]
             query, key, value = self._project(token, feature, cos, sin)
             keys, values = (*keys, key), (*values, value)
-            mask = None if level == 0 else visible[:, : (level + 1) * width]
+            mask = visible[:, : (level + 1) * width] if level else _alone(visible[:, :width])
             mixed = attend(query, torch.cat(keys, dim=2), torch.cat(values, dim=2), mask)
             feature = self._finish(feature, mixed)
             rows = before(feature, batch.rows, level)
@@ -120,7 +120,18 @@ class Eagle3(DraftModule):
 
 
 def _visible(width: int, levels: int, device: torch.device) -> Tensor:
-    """(S, levels * S) bool: entry j sees the true entries 0 .. j, and of each further step the one that began at j."""
+    """(S, levels * S) bool: entry j sees the true entries 1 .. j, and of each further step the one that began at j.
+
+    Nobody sees entry 0, which has no taps.
+    """
     causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+    causal[:, 0] = False
     own = torch.eye(width, dtype=torch.bool, device=device)
     return torch.cat([causal, *[own] * (levels - 1)], dim=1)
+
+
+def _alone(visible: Tensor) -> Tensor:
+    """The same, where entry 0 sees itself, as it must see something."""
+    made = visible.clone()
+    made[0, 0] = True
+    return made

@@ -39,29 +39,48 @@ class _Residual(nn.Module):
         return moved
 
 
+class _Plain(nn.Module):
+    """z + silu(up(z)), the paper's own block, which begins as the identity."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(hidden, hidden, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, states: Tensor) -> Tensor:
+        moved: Tensor = states + silu(self.up(states))
+        return moved
+
+
 class Medusa(DraftModule):
     """Stands at x_j with the target's taps of position j - 1; head k = 1 .. K predicts x_{j+k}.
 
     Args:
         num_heads: K. num_blocks: residual blocks of a head.
+        plain: not 0 for heads of the paper's own form, from the last state alone: weaker, but other engines read them.
     """
 
     rates: Tensor
+    tap_norms: Tensor
 
-    def __init__(self, shape: Shape, kept_ids: Tensor, num_heads: int = 5, num_blocks: int = 2) -> None:
+    def __init__(self, shape: Shape, kept_ids: Tensor, num_heads: int = 5, num_blocks: int = 2, plain: int = 0) -> None:
         super().__init__(shape, kept_ids)
         hidden = shape.hidden
         self.num_levels = num_heads
         self.num_blocks = num_blocks
+        self.plain = bool(plain)
         last = shape.num_layers - 1
-        self.taps = tuple(sorted({shape.num_layers // 3, 2 * shape.num_layers // 3, last}))
-        self.tap_norms = nn.Parameter(torch.ones(len(self.taps), hidden))
-        self.embed_norm = nn.RMSNorm(hidden, shape.eps)
-        self.in_proj = nn.Linear((len(self.taps) + 1) * hidden, hidden, bias=False)
-        nn.init.zeros_(self.in_proj.weight)
-        self.heads = nn.ModuleList(
-            nn.Sequential(*(_Residual(hidden) for _ in range(num_blocks))) for _ in range(num_heads)
-        )
+        self.taps = (last,) if plain else tuple(sorted({shape.num_layers // 3, 2 * shape.num_layers // 3, last}))
+        norms = torch.ones(len(self.taps), hidden)
+        if plain:
+            self.register_buffer("tap_norms", norms)  # the target's last one, as others have it
+        else:
+            self.tap_norms = nn.Parameter(norms)
+            self.embed_norm = nn.RMSNorm(hidden, shape.eps)
+            self.in_proj = nn.Linear((len(self.taps) + 1) * hidden, hidden, bias=False)
+            nn.init.zeros_(self.in_proj.weight)
+        block = _Plain if plain else _Residual
+        self.heads = nn.ModuleList(nn.Sequential(*(block(hidden) for _ in range(num_blocks))) for _ in range(num_heads))
         self.register_buffer("rates", torch.zeros(num_heads, NUM_RANKS))
 
     @classmethod
@@ -78,6 +97,7 @@ class Medusa(DraftModule):
             "vocabulary": len(self.kept_ids),
             "num_heads": self.num_levels,
             "num_blocks": self.num_blocks,
+            **({"plain": 1} if self.plain else {}),
         }
 
     def loss(self, batch: Batch, features: Features) -> tuple[Tensor, Counts]:
@@ -96,6 +116,8 @@ class Medusa(DraftModule):
         """z, (B, S, H): the last layer's state, moved by all taps and the token."""
         eps = self.shape.eps
         states = normed_taps(features.taps, self.taps, self.tap_norms, eps)
+        if self.plain:
+            return states[-1]
         token = norm(embedding(batch.tokens, features.embedding), self.embed_norm.weight, eps)
         moved: Tensor = states[-1] + self.in_proj(torch.cat([*states, token], dim=-1))
         return moved

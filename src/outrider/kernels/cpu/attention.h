@@ -12,19 +12,20 @@
 constexpr int64_t kBlock = 256;  // positions a block
 
 /// p: q, k_pages, v_pages, sinks or null, out. n: query heads, key heads, D, 1 for bfloat16 pages, window (0: none),
-/// row strides of q and out. f: scale, softcap (0: none).
+/// row strides of q and out, 1 where position 0 is seen by itself alone. f: scale, softcap (0: none).
 struct AttentionOp {
     const float *q, *sinks;
     const void *k_pages, *v_pages;
     float* out;
     int64_t heads, kv, dim, window, ldq, ldo, group, padded;
-    bool half;
+    bool half, skip_first;
     float scale, softcap;
 
     explicit AttentionOp(const Op& op)
         : q(op.at<float>(0)), sinks(op.at<float>(3)), k_pages(op.p[1]), v_pages(op.p[2]), out(op.at<float>(4)),
           heads(op.n[0]), kv(op.n[1]), dim(op.n[2]), window(op.n[4]), ldq(op.n[5]), ldo(op.n[6]),
-          group(op.n[0] / op.n[1]), padded((op.n[2] + 15) / 16 * 16), half(op.n[3] != 0), scale(float(op.f[0])),
+          group(op.n[0] / op.n[1]), padded((op.n[2] + 15) / 16 * 16), half(op.n[3] != 0), skip_first(op.n[7] != 0),
+          scale(float(op.f[0])),
           softcap(float(op.f[1])) {}
 
     /// Floats of one block's result: values, then largest score and sum, a head each.
@@ -68,7 +69,8 @@ inline Work work_at(const AttentionOp& op, float* p) {
 /// Positions that a row sees: [begin, end).
 inline Range seen(const AttentionOp& op, const Batch& batch, int64_t row) {
     const int64_t end = batch.length[row];
-    return {op.window && end > op.window ? end - op.window : 0, end};
+    const int64_t least = op.skip_first && end > 1 ? 1 : 0;
+    return {op.window && end - least > op.window ? end - op.window : least, end};
 }
 
 inline void find_slots(const Batch& batch, int64_t row, Range at, int32_t* slots) {

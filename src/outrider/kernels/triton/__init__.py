@@ -117,9 +117,11 @@ class TritonKernels(PlainKernels):
         softcap: float | None = None,
         sinks: Tensor | None = None,
         out: Tensor | None = None,
+        skip_first: bool = False,
     ) -> Tensor:
         """See `Kernels.attention`."""
-        return attend(q, k_pages, v_pages, keys, scale, window, softcap, sinks, out, self.queries, self.overlap)
+        told = scale, window, softcap, sinks, out, self.queries, self.overlap
+        return attend(q, k_pages, v_pages, keys, *told, skip_first=skip_first)
 
     def draw(self, logits: Tensor, temperature: Tensor, seeds: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
         """See `Kernels.draw`."""

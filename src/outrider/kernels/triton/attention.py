@@ -75,6 +75,7 @@ def attend(
     tile: int | None = None,
     overlap: bool = False,
     unit: int | None = None,
+    skip_first: bool = False,
 ) -> Tensor:
     """q: (T, Hq, D) float32, pages (S, Hkv, D) float32 or bfloat16 -> (T, Hq, D) float32; see `Kernels.attention`.
 
@@ -101,7 +102,7 @@ def attend(
     step = max(WIDE_TILE, WORKSPACE // by_row // WIDE_TILE * WIDE_TILE)
     tails = _tail_parts(keys, part) if keys.tables.shape[0] == 1 else None
     split = choose(min(num_rows, step), *sizes, unit, tails)
-    numbers = scale, window, softcap, sinks
+    numbers = scale, window, softcap, sinks, skip_first
     for first in range(0, num_rows, step):
         rows, index = slice(first, first + step), keys
         if num_rows > step:
@@ -184,7 +185,7 @@ def _attend_slice(
     k_pages: Tensor,
     v_pages: Tensor,
     keys: KeyIndex,
-    numbers: tuple[float, int | None, float | None, Tensor | None],
+    numbers: tuple[float, int | None, float | None, Tensor | None, bool],
     out: Tensor,
     part: int,
     num_parts: int,
@@ -192,7 +193,7 @@ def _attend_slice(
     overlap: bool,
 ) -> None:
     """Two launches, or three: what tiles share, what rows see alone, and the merge."""
-    scale, window, softcap, sinks = numbers
+    scale, window, softcap, sinks, skip_first = numbers
     num_rows, num_heads, dim = q.shape
     kv_heads = k_pages.shape[1]
     is_exact, is_interpreted, device = k_pages.dtype == torch.float32, q.device.type == "cpu", q.device
@@ -220,7 +221,15 @@ def _attend_slice(
                 SHAPE=(keys.block_size, kv_heads, group, padded_group, dim, padded_dim, part, split.unit, PARTS),
                 ROWS=rows_a_tile,
                 TILE=split.tile if is_tile else max(LEAST_TILE, padded_group),
-                FLAGS=(window is not None, softcap is not None, is_exact, is_interpreted, is_large, is_tile),
+                FLAGS=(
+                    window is not None,
+                    softcap is not None,
+                    is_exact,
+                    is_interpreted,
+                    is_large,
+                    is_tile,
+                    skip_first,
+                ),
                 STAGES=STAGES if is_long else 1,
                 num_warps=8 if is_tile and (is_long or (split.unit > 1 and padded_dim > 128)) else 4,
                 maxnreg=_registers(is_tile, is_exact, split, padded_dim),

@@ -43,6 +43,8 @@ def attend_part(
     seen = x[None, :] < lengths[:, None]
     if FLAGS[0]:
         seen = seen & (x[None, :] >= lengths[:, None] - window)
+    if FLAGS[6]:
+        seen = seen & ((x[None, :] > 0) | (lengths[:, None] == 1))
     scores = tl.where(seen, scores, float("-inf"))
     largest = tl.max(scores, axis=1)
     weights = tl.exp2(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None]).to(v.dtype)

@@ -68,7 +68,8 @@ def attend_parts(
     SHAPE: slots a block, Hkv, heads of a group, the same as a power of two, D, the same as a power of two, keys of a
     part, parts of a unit, parts of a chunk. ROWS: of a tile, 0 where there are none. TILE: queries of a product.
     FLAGS: whether there is a window, is a cap, are pages float32, is this the interpreter, have pages 2 ** 31 numbers
-    and more, are these the tiles. tail_parts: the most that hold a key of a tail. num_tiles: 1 where there are none.
+    and more, are these the tiles, is position 0 seen by itself alone. tail_parts: the most that hold a key of a tail.
+    num_tiles: 1 where there are none.
     """
     release(OVERLAP and not FLAGS[5])
     WAITS: tl.constexpr = OVERLAP and (FLAGS[5] or ROWS == 0)

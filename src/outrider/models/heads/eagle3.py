@@ -2,6 +2,10 @@
 
 Source: Li et al., "EAGLE-3" (2503.01840), section 3; the norm before fusing and the normed state that is fed back are
 EAGLE 3.1's. The entry at position j belongs to token x_j and uses the taps of position j - 1 (zeros for j = 0).
+Heads of the paper's own form, and others that are served elsewhere, are told by fields of their config: "fed_back" is
+"raw" where the state goes on unnormed, "residual" is "normed" where the normed feature does, "taps_normed" is
+"together" or "no" where not each tap has a norm, "heads_normed" is true where queries and keys have one; "rows" and
+"head" say whose the input and output rows are.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ class Eagle3Head:
         self._target = target
         self._kernels = target.kernels
         self._eps = parts.eps
+        self._fed_back_raw = artefact.config.get("fed_back", "normed") == "raw"
+        self._residual_normed = artefact.config.get("residual", "feature") == "normed"
+        self._embed = parts.embedding()
         self._fused = parts.fused_taps(len(self.taps))
         self._embed_norm = parts.floats("embed_norm.weight", hidden)
         self._feature_norm = parts.floats("feature_norm.weight", hidden)
@@ -44,7 +51,7 @@ class Eagle3Head:
         self._o = parts.linear(["o_proj"], hidden, self._attention.num_heads * self.page.key_dim)
         self._mlp = parts.mlp()
         self._final_norm = parts.floats("final_norm.weight", hidden)
-        self._head = parts.linear(["head"], self.kept_ids.shape[0], hidden)
+        self._head = parts.kept_head("own")
         self.nbytes = parts.nbytes
         width = len(self.taps) * hidden
         self._fuse = Stage(
@@ -75,15 +82,17 @@ class Eagle3Head:
         return room["feature"]
 
     def states(self, tokens: Tensor, features: Tensor, rows: Rows) -> Tensor:
-        """Run T entries, whose keys are written: tokens (T,) int64, features (T, H) -> normed states (T, H)."""
+        """Run T entries, whose keys are written: tokens (T,) int64, features (T, H) -> states (T, H), next features."""
         room = self._layer.room(tokens.shape[0])
-        self._target.model.embed(tokens, out=room["embedding"])
+        self._embed(tokens, out=room["embedding"])
         room["feature"].copy_(features)
         self._layer.run(rows)
-        return room["state"].clone()
+        return room["x" if self._fed_back_raw else "state"].clone()
 
     def logits(self, states: Tensor) -> Tensor:
         """(M, H) -> (M, V_d) float32 over the kept ids."""
+        if self._fed_back_raw:
+            states = self._kernels.rms_norm(states, self._final_norm, self._eps)
         return self._head(states)
 
     def _fuse_taps(self, b: Buffers, _rows: Rows) -> None:
@@ -95,6 +104,7 @@ class Eagle3Head:
         kernels.rms_norm(b["feature"], self._feature_norm, self._eps, out=b["pair"][:, hidden:])
         self._qkv(b["pair"], out=b["qkv"])
         mixed = self._attention.attend(kernels, b, rows, self._pages.keys[0], self._pages.values[0])
-        self._o(mixed, residual=b["feature"], out=b["x"])
+        residual = b["pair"][:, hidden:] if self._residual_normed else b["feature"]
+        self._o(mixed, residual=residual, out=b["x"])
         self._mlp.apply(kernels, b, b["x"], b["normed"])
         kernels.rms_norm(b["x"], self._final_norm, self._eps, out=b["state"])

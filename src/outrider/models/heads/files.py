@@ -22,6 +22,7 @@ from torch import Tensor
 import outrider
 from outrider.errors import ModelError
 from outrider.models.heads import folders
+from outrider.models.heads.layouts import described
 from outrider.models.heads.parts import cut, joined
 from outrider.models.heads.wiring import seal
 from outrider.models.target import Original, Target
@@ -100,7 +101,7 @@ def trained(name: str) -> Path | None:
     places = (Path(os.path.expanduser(name)), *(root / name for root in _roots()))  # `~nobody` stays as it is
     for place in places:
         folders.restore(place)
-    return next((place for place in places if "drafter" in _described(place)), None)
+    return next((place for place in places if "drafter" in described(place)), None)
 
 
 def locate(name: str) -> Path:
@@ -119,13 +120,13 @@ def locate(name: str) -> Path:
 
 def kind(folder: Path) -> str:
     """Which drafter a trained drafter's folder is for: a name of the registry."""
-    return str(_described(folder)["drafter"])
+    return str(described(folder)["drafter"])
 
 
 def come_with(model: str) -> frozenset[str]:
     """Drafters that come with the package or the checkout, trained for a target of this very name."""
-    described = (_described(folder) for folder in _shipped())
-    return frozenset(str(config["drafter"]) for config in described if config["target"].get("name") == model)
+    configs = (described(folder) for folder in _shipped())
+    return frozenset(str(config["drafter"]) for config in configs if config["target"].get("name") == model)
 
 
 def find(drafter: str, target: Target) -> Path | None:
@@ -136,7 +137,7 @@ def find(drafter: str, target: Target) -> Path | None:
     fitting = []
     known = target.original or target
     for folder in _shipped():
-        config = _described(folder)
+        config = described(folder)
         if config.get("drafter") == drafter and not _differences(config["target"], known):
             fitting.append((config["target"].get("name") != _name(known), str(folder), folder))
     return min(fitting)[2] if fitting else None
@@ -149,7 +150,7 @@ def trained_for(drafter: str, named: str | None, target: Target) -> Mapping[str,
     is held to its original when it is loaded.
     """
     folder = find(drafter, target) if named is None else trained(named)
-    config = {} if folder is None else _described(folder)
+    config = {} if folder is None else described(folder)
     return config["target"] if config.get("drafter") == drafter and target.original is None else None
 
 
@@ -178,9 +179,14 @@ def read(folder: Path, drafter: str | None = None) -> Artefact:
         ModelError: if the folder holds none, is damaged or was edited, is of another format or of another kind.
     """
     folders.restore(folder)
-    config = _described(folder)
+    config = described(folder)
     if "drafter" not in config:
         raise ModelError(f"{folder} holds no trained drafter: give a folder that `outrider train` wrote")
+    if not config["target"]:
+        raise ModelError(
+            f"{folder} holds a head in the layout of others, which is read together with its target: give it as "
+            "drafter_model to what generates or serves"
+        )
     if config.get("format") != FORMAT:
         raise ModelError(f"{folder} is of format {config.get('format')!r}, this version reads {FORMAT}: train it again")
     if drafter is not None and config["drafter"] != drafter:
@@ -308,13 +314,3 @@ def _shipped() -> list[Path]:
             folders.restore_all(parent)
     # What begins with a dot is being written, or was when its process was killed.
     return [folder.parent for root in _roots() for folder in sorted(root.glob(f"*/[!.]*/{_CONFIG}"))]
-
-
-def _described(folder: Path) -> dict[str, Any]:
-    """A folder's config.json; empty where there is none that can be read, or it is not that of a trained drafter."""
-    try:
-        config = json.loads((folder / _CONFIG).read_text())
-    except (OSError, ValueError):
-        return {}
-    whole = isinstance(config, dict) and isinstance(config.get("target"), dict) and "drafter" in config
-    return config if whole else {}

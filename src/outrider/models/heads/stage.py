@@ -104,7 +104,9 @@ class Stage:
         return program
 
 
-def pack(weight: Tensor, kernels: Kernels, device: torch.device, kind: str | None = None) -> Linear:
+def pack(
+    weight: Tensor, kernels: Kernels, device: torch.device, kind: str | None = None, bias: Tensor | None = None
+) -> Linear:
     """Weights (N, K) of a draft head for these kernels.
 
     A draft's own arithmetic is free, so 8 bits serve where a kernel reads them fast.
@@ -116,5 +118,5 @@ def pack(weight: Tensor, kernels: Kernels, device: torch.device, kind: str | Non
     if chosen in ("q8", "q4") and weight.shape[1] % GROUP == 0 and bool(weight.isfinite().all()):
         quants, scales, minima = quantise(weight, chosen)
         least = None if minima is None else minima.to(device)
-        return kernels.pack_quantised(chosen, quants.to(device), scales.to(device), least)
-    return kernels.pack(weight.to(device, torch.float32 if chosen == "float32" else torch.bfloat16))
+        return kernels.pack_quantised(chosen, quants.to(device), scales.to(device), least, bias)
+    return kernels.pack(weight.to(device, torch.float32 if chosen == "float32" else torch.bfloat16), bias)

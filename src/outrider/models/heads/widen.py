@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.models.heads import files
+from outrider.models.heads import files, foreign
 from outrider.models.heads.files import Artefact, check_target, describe_target
 from outrider.models.heads.small import llama_config
 from outrider.models.lean_spec import LeanSpec, spec_of
@@ -25,9 +25,12 @@ def open_artefact(drafter: str, named: str | None, target: Target) -> Artefact:
     """The trained drafter that an engine's settings ask for (`files.wanted`), fit for the target.
 
     Raises:
-        ModelError: if there is none, it is damaged, or it cannot be widened.
+        ModelError: if there is none, it is damaged, is for another target, or cannot be widened.
     """
-    artefact = files.read(files.wanted(drafter, named, target), drafter)
+    folder = files.wanted(drafter, named, target)
+    if foreign.is_foreign(folder):
+        return foreign.load(folder, drafter, target)
+    artefact = files.read(folder, drafter)
     return artefact if target.original is None else widened(artefact, target)
 
 
@@ -39,6 +42,8 @@ def widened(artefact: Artefact, target: Target) -> Artefact:
         ModelError: if it was trained for another target than the original, or has parts that cannot be widened.
     """
     assert target.original is not None
+    if artefact.config.get("plain") or "sees" in artefact.config:
+        raise ModelError(f"a {artefact.drafter} drafter of the plain form is not widened: leave widen out")
     check_target(artefact, target.original)
     make = _small_model if "llama" in artefact.config else _head
     fields, tensors = make(artefact, target, target.original)
