@@ -219,6 +219,8 @@ class Row:
 
 
 def _failure(verb: str, error: Exception) -> RequestError:
+    if isinstance(error, RequestError):  # it has said itself what is wrong
+        return error
     return RequestError(f"the automaton failed in {verb} ({type(error).__name__}: {error}): mend it, or leave it out")
 
 
