@@ -11,8 +11,13 @@ from outrider.cache.pages import Pages, PageSpec
 from outrider.kernels import select
 from outrider.kernels.plain import PlainKernels
 from outrider.kernels.tree import PageTable, Trees
+from outrider.sampling.context import Context
+from outrider.sampling.rows import warp_rows
+from outrider.sampling.warp import warp
+from outrider.tree import DraftTree
 from tests.gpu import passes
 from tests.kernels.test_tree import a_pass, flat
+from tests.laws import make
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -203,3 +208,21 @@ def test_everything_fits_in_a_graph(kernels):
         page.copy_(copy)
     for ours, theirs in zip(replayed, run(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_rows_are_warped_to_the_bits_they_have_alone(kernels):
+    """Of a whole vocabulary; what is kept is what PyTorch's operations keep on a CPU, but where rounding decides."""
+    fields = {"top_p": 0.9, "repetition_penalty": 1.1, "presence_penalty": 0.2}
+    logits = torch.randn(64, 128_256, generator=torch.Generator().manual_seed(3)) * torch.arange(1, 65)[:, None] / 8
+    for more in ({}, {"top_k": 300}, {"min_p": 0.01, "top_p": 0.999}):
+        here, there = (
+            Context(make(**{"temperature": 1.0, **fields, **more}), 128_256, *told) for told in ((), (GPU, kernels))
+        )
+        tree = DraftTree.chain(list(range(63)))
+        rows, device_logits = there.rows(tree), logits.to(GPU)
+        together = warp_rows(kernels, device_logits, range(64), rows)
+        for row in (0, 7, 63):
+            alone = warp_rows(kernels, device_logits, (row,), (rows[row],))[0]
+            assert torch.equal(alone, together[row])
+            expected = warp(logits[row], here.rows(tree)[row])
+            assert int(((expected > -torch.inf) != (alone.cpu() > -torch.inf)).sum()) <= 1

@@ -144,6 +144,39 @@ def test_a_race_shows_the_same_text_twice(page) -> None:
 
 
 @needs_browser
+def test_a_race_counts_from_the_first_token(page, tmp_path: Path) -> None:
+    """Whoever runs second finds the prompt cached: a prompt that takes long is no victory."""
+    page.click("#tab-race")
+    fill(page, max_tokens="40")
+    send(page)
+    with page.expect_download() as saved:
+        page.click("#save")
+    saved.value.save_as(tmp_path / "race.json")
+    kept = json.loads((tmp_path / "race.json").read_text())
+    for cycle in kept["traces"][0]["cycles"]:
+        cycle["at"] += 100  # the plain run's prompt took so long
+    plain, guessed = ([cycle["at"] for cycle in trace["cycles"]] for trace in kept["traces"])
+    (tmp_path / "race.json").write_text(json.dumps(kept))
+    page.click("#clear")
+    page.set_input_files("#open", tmp_path / "race.json")
+    page.locator("#verdict", has_text="the same text").wait_for()
+    ratio = (plain[-1] - plain[0]) / (guessed[-1] - guessed[0])
+    assert page.inner_text("#verdict").startswith(f"{ratio:.2f} times as fast")
+
+
+@needs_browser
+def test_clear_ends_what_runs(page, served) -> None:
+    fill(page, max_tokens="900")
+    page.fill("#prompt", "ab")
+    page.click("#send")
+    page.locator("#output .token").first.wait_for(state="attached")
+    page.click("#clear")
+    page.locator("#send:enabled").wait_for()
+    served.settle()
+    assert said(page) == ""
+
+
+@needs_browser
 def test_a_saved_trace_opens_again(page, tmp_path: Path) -> None:
     page.click("#tab-completion")
     fill(page)
@@ -157,9 +190,33 @@ def test_a_saved_trace_opens_again(page, tmp_path: Path) -> None:
     page.set_input_files("#open", kept)
     page.locator("#output .token").first.wait_for(state="attached")
     assert (said(page), page.inner_text("#f-tau")) == (text, tau)
-    (tmp_path / "other.json").write_text("{}")
-    page.set_input_files("#open", tmp_path / "other.json")
-    page.locator("#problem", has_text="no trace").wait_for()
+    other = tmp_path / "other.json"
+    whole = json.loads(kept.read_text())
+    for wrong in ("{", "null", "{}", *map(json.dumps, _spoilt(whole))):
+        other.write_text(wrong)
+        page.click("#clear")
+        page.set_input_files("#open", other)
+        page.locator("#problem", has_text="no trace of Outrider").wait_for()
+        page.set_input_files("#open", kept)
+        page.locator("#problem").wait_for(state="hidden")
+        assert said(page) == text
+
+
+def _spoilt(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A saved file with something missing or wrong."""
+    yield {**whole, "version": 2}
+    yield {**whole, "traces": []}
+    yield {name: value for name, value in whole.items() if name != "traces"}
+    (trace,) = whole["traces"]
+    cycle = trace["cycles"][0]
+    wrong_cycles = (
+        {},
+        {**cycle, "tokens": []},
+        {**cycle, "drawn": None},
+        {**cycle, "tokens": [{**cycle["tokens"][0], "p": "1"}]},
+    )
+    for cycles in ([], *([wrong] for wrong in wrong_cycles)):
+        yield {**whole, "traces": [{**trace, "cycles": cycles}]}
 
 
 @needs_browser
@@ -170,6 +227,7 @@ def test_a_refusal_is_shown_as_the_server_said_it(browser, served) -> None:
     fill(page, max_tokens="5000")
     send(page)
     assert "the context's 1024" in page.inner_text("#problem")
+    assert page.input_value("#prompt") == PROMPT, "what was refused can be mended"
     page.close()
 
 

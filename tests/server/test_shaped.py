@@ -119,6 +119,7 @@ TEXTS = {
     "broken": ("<tool_call>{oops</tool_call>!", "<tool_call>{oops</tool_call>!", []),
     "unfinished": ('a<tool_call>{"name": "f"', 'a<tool_call>{"name": "f"', []),
     "no name": ('<tool_call>{"x": 1}</tool_call>', '<tool_call>{"x": 1}</tool_call>', []),
+    "deep": (f"<tool_call>{'[' * 100_000}</tool_call>", f"<tool_call>{'[' * 100_000}</tool_call>", []),
     "a list": ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
 }
 

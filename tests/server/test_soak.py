@@ -71,10 +71,11 @@ class Soak:
 
     async def client(self) -> None:
         while time.monotonic() < self.until:
-            verbs = (self.whole, self.many, self.chat, self.stream, self.leave, self.killed, self.malformed, self.flood)
+            good = (self.whole, self.many, self.chat, self.stream)
+            bad = (self.leave, self.killed, self.malformed, self.flood, self.bomb, self.deaf)
             headers = {"X-Forwarded-For": f"10.0.0.{self.rng.randrange(4)}"}
             async with httpx.AsyncClient(base_url=self.url, timeout=120, headers=headers) as http:
-                await self.rng.choice(verbs)(http)
+                await self.rng.choice((*good, *bad))(http)
 
     async def whole(self, http: httpx.AsyncClient) -> None:
         asked = body(self.rng)
@@ -145,12 +146,28 @@ class Soak:
     async def malformed(self, http: httpx.AsyncClient) -> None:
         good = json.dumps(body(self.rng)).encode()
         cut = self.rng.randrange(len(good))
-        junk = self.rng.choice((good[:cut], good[:cut] + b"\xff" + good[cut:], b"[" * 5000, b"x" * 300_000))
+        many = b'{"prompt": ["' + b'", 0, "' * 9000 + b'"]}'
+        junk = self.rng.choice((good[:cut], good[:cut] + b"\xff" + good[cut:], b"[" * 5000, b"x" * 300_000, many))
         path = self.rng.choice(("/v1/completions", "/v1/chat/completions", "/tokenize", "/nothing"))
         answer = await http.post(path, content=junk, headers={"Content-Type": "application/json"})
         self.count(answer.status_code)
         assert answer.status_code != 200
         assert set(answer.json()) == {"error"}
+
+    async def bomb(self, http: httpx.AsyncClient) -> None:
+        """A grammar that is refused, when it is compiled or when its limits are met."""
+        lark = "start: s\ns: s s | s s s | " + " | ".join(f'"{number}"' for number in range(self.rng.randrange(2000)))
+        grammar = self.rng.choice(({"regex": "(a?){3000}a{3000}"}, {"lark": "start: start"}, {"lark": lark + " | "}))
+        answer = await http.post("/v1/completions", json={**body(self.rng), "grammar": grammar, "timeout": 20})
+        self.count(answer.status_code)
+
+    async def deaf(self, http: httpx.AsyncClient) -> None:
+        """A client that reads the first event of a stream, and then nothing for a while."""
+        async with http.stream("POST", "/v1/completions", json={**body(self.rng), "stream": True, "n": 4}) as answer:
+            self.count(answer.status_code)
+            async for _ in answer.aiter_bytes():
+                await asyncio.sleep(self.rng.random() * 3)
+                break
 
     async def flood(self, http: httpx.AsyncClient) -> None:
         asked = {**body(self.rng), "max_tokens": 3}
@@ -189,6 +206,8 @@ def test_nothing_leaks_and_no_answer_is_wrong(folder) -> None:
         grown = memory() / warm
         with served.http() as http:
             assert http.get("/ready").json()["open"] == 0
+    print(f"{SECONDS:.0f} s: statuses {dict(sorted(soak.statuses.items()))}, memory {grown:.3f} of what it was")
+    print(f"{len(soak.texts)} different answers; {llm.engine.scheduler.num_preemptions} gave way")
     assert {200, 400, 429, 0} <= set(soak.statuses)
     assert len(soak.texts) > 50
     assert grown < 1.05, f"memory grew to {grown:.3f} of what it was"

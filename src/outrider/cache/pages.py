@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.kernels.parcel import send
+
 CACHE_LINE = 64
 """Bytes; a key that starts on a line is read in whole lines."""
 
@@ -42,8 +44,8 @@ class Pages:
         """Move the entries of slots `source` to slots `target` in every layer; the two may overlap."""
         if not source:
             return
-        src = torch.tensor(source, device=self.keys[0].device)
-        dst = torch.tensor(target, device=self.keys[0].device)
+        arrays = np.array(source, dtype=np.int64), np.array(target, dtype=np.int64)
+        src, dst = send(arrays, self.keys[0].device)
         for pages in (*self.keys, *self.values):
             pages[dst] = pages[src]  # the right side is gathered before anything is written
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.drafters.weights import Q_STEPS, Weights, noisy_chance
 from outrider.errors import RequestError
 from outrider.kernels.base import Kernels
-from outrider.models.batch import tensor_of
+from outrider.kernels.parcel import send
 from outrider.sampling.context import Context, Row
 from outrider.sampling.rejection import draft_siblings, parts
 from outrider.sampling.warp import laws, warp
@@ -252,12 +252,14 @@ class Candidates:
 def _keys(rows: tuple[tuple[float, int, int, int], ...], device: torch.device) -> Keys:
     """Temperature, seed, sample and position of every row, as the keyed draw takes them."""
     temperatures, seeds, samples, positions = zip(*rows, strict=True)
-    return (
-        tensor_of(temperatures, np.float32, device),
-        tensor_of(seeds, np.int64, device),
-        tensor_of(samples, np.int32, device),
-        tensor_of(positions, np.int32, device),
+    arrays = (
+        np.array(temperatures, dtype=np.float32),
+        np.array(seeds, dtype=np.int64),
+        np.array(samples, dtype=np.int32),
+        np.array(positions, dtype=np.int32),
     )
+    heat, seed, sample, position = send(arrays, device)
+    return heat, seed, sample, position
 
 
 def _log_chances(logits: Tensor, columns: Tensor, temperatures: Tensor | None) -> Tensor:

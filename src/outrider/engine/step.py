@@ -72,7 +72,7 @@ class Engine:
         Raises:
             RequestError: where a sampling field cannot be honoured exactly.
         """
-        self._contexts[request.id] = Context(request, self.target.vocab_size, self.target.device)
+        self._contexts[request.id] = Context(request, self.target.vocab_size, self.target.device, self.target.kernels)
         if text is not None:
             self._texts[request.id] = text
         self.scheduler.add(request)

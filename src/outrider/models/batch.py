@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.kernels.base import KeyIndex
+from outrider.kernels.parcel import send
 
 _NO_TAIL = (0,)
 """The tail of a row whose keys all lie in its table; it is not read."""
@@ -128,11 +131,11 @@ class BatchBuilder:
         numbers += self._lengths
         numbers += _padded(self._tables, width)
         numbers += _padded(self._tails, depth)
-        whole = tensor_of(numbers, np.int32, device)
-        logit_rows = None
-        if len(self._logit_rows) < len(self._tokens):
-            logit_rows = tensor_of(self._logit_rows, np.int64, device)
-        tokens = tensor_of(self._tokens, np.int64, device)
+        arrays: list[NDArray[Any]] = [np.array(self._tokens, dtype=np.int64), np.array(numbers, dtype=np.int32)]
+        if len(self._logit_rows) < count:
+            arrays.append(np.array(self._logit_rows, dtype=np.int64))
+        tokens, whole, *asked = send(arrays, device)
+        logit_rows = asked[0] if asked else None
         sizes = [count] * 5 + [len(self._tables) * width, count * depth]
         return _batch(tokens, whole, sizes, len(self._tables), self.block_size, logit_rows)
 
@@ -195,13 +198,13 @@ class _Shape:
         self.batch = self.on(torch.device("cpu"))
 
     def on(self, device: torch.device) -> FlatBatch:
-        tokens, whole = torch.from_numpy(self.tokens).to(device), torch.from_numpy(self.numbers).to(device)
+        tokens, whole = send((self.tokens, self.numbers), device)
         return _batch(tokens, whole, self._sizes, self._requests, self._block_size)
 
 
 def tensor_of(values: Sequence[float], dtype: type[np.generic], device: torch.device) -> Tensor:
     """(N,): by way of NumPy, which reads a few numbers of Python in a quarter of the time."""
-    return torch.from_numpy(np.array(values, dtype=dtype)).to(device)
+    return send((np.array(values, dtype=dtype),), device)[0]
 
 
 def _batch(

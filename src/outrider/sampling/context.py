@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from outrider.errors import RequestError
+from outrider.kernels.warps import WarpsRows
 from outrider.request import Request, SamplingParams
 from outrider.tree import ROOT, DraftTree
 
+MOST_PENDING = 32
+"""Tokens said that a kernel is told one by one before they join the counts on its device."""
 _LEAST_TEMPERATURE = 1e-30
 """Below it a float32 temperature nears the subnormal numbers, which some devices flush to 0."""
 
@@ -23,10 +26,15 @@ class Context:
     Attributes:
         temperature: 0 is greedy; rounded to float32, as the kernel takes it, so that law and draw agree.
         seed_bits: the seed's 64 bits as an int64.
+        warper: kernels that warp this request's rows, wherever its law is wanted; None where PyTorch does.
     """
 
-    def __init__(self, request: Request, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, request: Request, vocab_size: int, device: torch.device | str = "cpu", kernels: object = None
+    ) -> None:
         """Refuses what could not be honoured.
+
+        kernels: those of the target, if the request's laws are to be made by them where they can.
 
         Raises:
             RequestError: a sampling field names a token outside the vocabulary, or the temperature is next to 0.
@@ -55,7 +63,9 @@ class Context:
         self._always_warps = bool(
             params.logit_bias or bad_words or params.automaton or self.penalises or self.truncates
         )
+        self.warper = kernels if isinstance(kernels, WarpsRows) else None
         self._num_followed = 0
+        self._num_counted = 0
         self._state = self._start()
         self._counts: Tensor | None = None
         self.in_prompt: Tensor | None = None
@@ -65,7 +75,6 @@ class Context:
             self.in_prompt[torch.tensor(request.prompt, dtype=torch.int64, device=self.device)] = True
         self.bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=self.device)
         self.bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self.device)
-        self.end_ids = torch.tensor(sorted(request.end_ids), dtype=torch.int64, device=self.device)
 
     @property
     def position(self) -> int:
@@ -78,7 +87,7 @@ class Context:
 
     def counts(self, path: tuple[int, ...]) -> Tensor:
         """How often each token was said in the completion, the path's tokens included: (V,) int32."""
-        self._follow()
+        self._count()
         assert self._counts is not None
         if not path:
             return self._counts
@@ -94,7 +103,15 @@ class Context:
             rows.append(Row(self, (*above.path, token), self._advance(above.state, token)))
         return rows
 
-    def allowed(self, state: Any) -> Tensor | None:
+    def counted(self) -> tuple[int, int, list[int]]:
+        """Addresses of the counts (V,) int32 and of `in_prompt` (V,) bool, and what was said and is not counted yet."""
+        if len(self.request.output) - self._num_counted > MOST_PENDING:
+            self._count()
+        assert self._counts is not None
+        assert self.in_prompt is not None
+        return self._counts.data_ptr(), self.in_prompt.data_ptr(), self.request.output[self._num_counted :]
+
+    def allowed(self, state: Any) -> np.ndarray | None:
         """Ids (A,) int64 that the automaton allows in `state`; None for every token.
 
         Raises:
@@ -116,7 +133,7 @@ class Context:
             raise RequestError(
                 f"the automaton allows a token that this model lacks: its ids end at {self.vocab_size - 1}"
             )
-        return torch.from_numpy(ids).to(self.device)
+        return ids
 
     def _start(self) -> Any:
         if self.params.automaton is None:
@@ -145,14 +162,19 @@ class Context:
         if not said:
             return
         self._num_followed += len(said)
-        if self._counts is not None:
-            ids = torch.tensor(said, dtype=torch.int64, device=self.device)
-            self._counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         if self.params.automaton is not None:
             for token in said:
                 self._state = self._advance(self._state, token)
                 if self._state is None:
                     self._state = RequestError(f"the automaton allowed token {token} and then forbade it: mend it")
+
+    def _count(self) -> None:
+        """Take the tokens delivered since the last call into the counts."""
+        said = self.request.output[self._num_counted :]
+        if said and self._counts is not None:
+            self._num_counted += len(said)
+            ids = torch.tensor(said, dtype=torch.int64, device=self.device)
+            self._counts.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +200,14 @@ class Row:
         """The path breaks the grammar: no walk reaches this row, whatever is drawn here."""
         return self.context.params.automaton is not None and self.state is None
 
+    def forbidden(self) -> list[int]:
+        """Tokens that bad words and min_tokens forbid here."""
+        context = self.context
+        found = [words[-1] for words in context.bad_words if self.ends_with(words[:-1])]
+        if self.position < context.params.min_tokens:
+            found += context.request.end_ids
+        return found
+
     def ends_with(self, words: tuple[int, ...]) -> bool:
         """Whether the completion up to here ends with these tokens."""
         num = len(words)
@@ -189,6 +219,8 @@ class Row:
 
 
 def _failure(verb: str, error: Exception) -> RequestError:
+    if isinstance(error, RequestError):  # it has said itself what is wrong
+        return error
     return RequestError(f"the automaton failed in {verb} ({type(error).__name__}: {error}): mend it, or leave it out")
 
 

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from outrider.errors import OutriderError
 from outrider.kernels.base import Kernels
+from outrider.kernels.parcel import send
 from outrider.sampling.context import Context, Row
 from outrider.sampling.rejection import KeyedChoices, parts, sent, verify_rejection
+from outrider.sampling.rows import warp_rows
 from outrider.sampling.warp import explain, laws, warp
 from outrider.tree import ROOT, DraftTree, Verdict
 
@@ -45,18 +47,23 @@ def verify(
     noise_is_dear = _noise_is_dear(logits.device)
     verdicts: dict[int, Verdict | OutriderError] = {}
     at_once: list[_Ask] = []
+    warped: list[_Ask] = []
     in_waves: list[_Ask] = []
     rejecting: list[_Ask] = []
     for r, (tree, context, start) in enumerate(zip(trees, contexts, starts, strict=True)):
         ask = _Ask(r, tree, context, logits, start)
         if acceptance == "rejection" and context.temperature > 0:
             rejecting.append(ask)
+        elif context.warper is not None and context.warps(context.position) and not context.params.automaton:
+            warped.append(ask)
         elif context.warps(context.position) or (tree.tokens and context.temperature > 0 and noise_is_dear):
             in_waves.append(ask)
         else:
             at_once.append(ask)
     if at_once:
         verdicts.update(_match_at_once(at_once, logits, kernels))
+    if warped:
+        verdicts.update(_match_warped(warped, logits, kernels))
     verdicts.update(_match_in_waves(in_waves, kernels))
     for part in parts(rejecting, logits.shape[1], logits.device):
         verdicts.update(_reject(part))
@@ -122,24 +129,66 @@ def _match_at_once(asks: list[_Ask], logits: Tensor, kernels: Kernels) -> dict[i
     drawn greedily, which costs no noise, and not looked at.
     """
     num_rows = logits.shape[0]
-    temperatures, seeds = [0.0] * num_rows, [0] * num_rows
-    samples, positions = [0] * num_rows, [0] * num_rows
+    keys = _Keys([0.0] * num_rows, [0] * num_rows, [0] * num_rows, [0] * num_rows)
     for ask in asks:
-        context, tree, first = ask.context, ask.tree, ask.start
-        base, last = context.position, first + len(tree) + 1
-        temperatures[first:last] = [context.temperature] * (last - first)
-        seeds[first:last] = [context.seed_bits] * (last - first)
-        samples[first:last] = [context.request.sample] * (last - first)
-        positions[first:last] = [base, *(base + depth for depth in tree.depths())] if tree.tokens else [base]
-    drawn = _draw(kernels, logits, temperatures, seeds, samples, positions)
-    return {ask.index: _match(ask, drawn) for ask in asks}
+        keys.set(ask.start, ask)
+    drawn = keys.draw(kernels, logits)
+    return {ask.index: _match(ask, drawn, ask.start) for ask in asks}
 
 
-def _match(ask: _Ask, drawn: list[int]) -> Verdict | OutriderError:
-    """The verdict of one request, where every row of the call was drawn."""
+def _match_warped(asks: list[_Ask], logits: Tensor, kernels: Kernels) -> dict[int, Verdict | OutriderError]:
+    """Warp and draw every row of every tree, each in one call: on a device the host is then waited for but once."""
+    places: list[int] = []
+    rows: list[Row] = []
+    starts: list[int] = []
+    for ask in asks:
+        starts.append(len(rows))
+        rows += ask.context.rows(ask.tree)
+        places += range(ask.start, ask.start + len(ask.tree) + 1)
+    warper = asks[0].context.warper
+    assert warper is not None
+    num_rows = len(rows)
+    keys = _Keys([0.0] * num_rows, [0] * num_rows, [0] * num_rows, [0] * num_rows)
+    for ask, start in zip(asks, starts, strict=True):
+        keys.set(start, ask)
+    drawn = keys.draw(kernels, warp_rows(warper, logits, places, rows))
+    return {ask.index: _match(ask, drawn, start) for ask, start in zip(asks, starts, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What the draw of each row is keyed by, on the host; at temperature 0 a row needs no noise."""
+
+    temperatures: list[float]
+    seeds: list[int]
+    samples: list[int]
+    positions: list[int]
+
+    def set(self, first: int, ask: _Ask) -> None:
+        """The rows of a request's tree, from `first` on."""
+        context, tree, last = ask.context, ask.tree, first + len(ask.tree) + 1
+        base = context.position
+        self.temperatures[first:last] = [context.temperature] * (last - first)
+        self.seeds[first:last] = [context.seed_bits] * (last - first)
+        self.samples[first:last] = [context.request.sample] * (last - first)
+        self.positions[first:last] = [base, *(base + depth for depth in tree.depths())] if tree.tokens else [base]
+
+    def draw(self, kernels: Kernels, weights: Tensor) -> list[int]:
+        arrays = (
+            np.array(self.temperatures, dtype=np.float32),
+            np.array(self.seeds, dtype=np.int64),
+            np.array(self.samples, dtype=np.int32),
+            np.array(self.positions, dtype=np.int32),
+        )
+        ids: list[int] = kernels.draw(weights, *send(arrays, weights.device)).tolist()
+        return ids
+
+
+def _match(ask: _Ask, drawn: list[int], start: int) -> Verdict | OutriderError:
+    """The verdict of one request, whose rows were drawn from `start` on."""
     if not ask.tree.tokens:  # plain decoding: nothing to walk
-        return _checked(ask, Verdict((), (drawn[ask.start],)))
-    return _checked(ask, verify_match(ask.tree, drawn[ask.start : ask.start + len(ask.tree) + 1].__getitem__))
+        return _checked(ask, Verdict((), (drawn[start],)))
+    return _checked(ask, verify_match(ask.tree, drawn[start : start + len(ask.tree) + 1].__getitem__))
 
 
 def _match_in_waves(asks: list[_Ask], kernels: Kernels) -> dict[int, Verdict | OutriderError]:
@@ -177,33 +226,13 @@ def _draw_rows(
     if not weights:
         return []
     contexts = [ask.context for ask, *_ in wave]
-    return _draw(
-        kernels,
-        torch.stack(weights) if len(weights) > 1 else weights[0].unsqueeze(0),
+    keys = _Keys(
         [context.temperature for context in contexts],
         [context.seed_bits for context in contexts],
         [context.request.sample for context in contexts],
         [rows[row].position for _, rows, _, row in wave],
     )
-
-
-def _draw(
-    kernels: Kernels,
-    weights: Tensor,
-    temperatures: list[float],
-    seeds: list[int],
-    samples: list[int],
-    positions: list[int],
-) -> list[int]:
-    device = weights.device
-    ids: list[int] = kernels.draw(
-        weights,
-        torch.tensor(temperatures, dtype=torch.float32, device=device),
-        torch.tensor(seeds, dtype=torch.int64, device=device),
-        torch.tensor(samples, dtype=torch.int32, device=device),
-        torch.tensor(positions, dtype=torch.int32, device=device),
-    ).tolist()
-    return ids
+    return keys.draw(kernels, torch.stack(weights) if len(weights) > 1 else weights[0].unsqueeze(0))
 
 
 def _checked(ask: _Ask, verdict: Verdict) -> Verdict | OutriderError:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.errors import NumericsError, RequestError
 from outrider.sampling.context import Context, Row
+from outrider.sampling.rows import warp_rows
 
 _HEAD = 1024
 """Tokens that are ranked before the whole vocabulary is, which few laws need."""
@@ -25,13 +26,18 @@ def warp(logits: Tensor, row: Row) -> Tensor:
     """The weights of one row: `softmax(weights / temperature)` is the law, at temperature 0 the argmax.
 
     logits: (V,) float32, never changed -> (V,) float32, -inf where forbidden. A row that needs nothing, one that holds
-    a NaN (which the draw then reports) and one that no walk can reach come back as they are.
+    a NaN (which the draw then reports) and one that no walk can reach come back as they are. Where the request has a
+    `warper`, its kernels do all this, of one row as of many.
 
     Raises:
         RequestError: the grammar fails, or names a token outside the vocabulary.
     """
     context = row.context
-    if row.is_dead or not context.warps(row.position) or bool(torch.isnan(logits).any()):
+    if row.is_dead or not context.warps(row.position):
+        return logits
+    if context.warper is not None:
+        return warp_rows(context.warper, logits.unsqueeze(0), (0,), (row,))[0]
+    if bool(torch.isnan(logits).any()):
         return logits
     weights = logits.clone()
     if context.params.logit_bias:
@@ -103,17 +109,14 @@ def _penalise(weights: Tensor, row: Row) -> Tensor:
 
 def _forbid(weights: Tensor, row: Row) -> None:
     """Bad words, end tokens before min_tokens, and what the grammar does not allow: -inf, in place."""
-    context, params = row.context, row.context.params
-    for words in context.bad_words:
-        if row.ends_with(words[:-1]):
-            weights[words[-1]] = -math.inf
-    if row.position < params.min_tokens:
-        weights[context.end_ids] = -math.inf
-    allowed = context.allowed(row.state)
+    barred = row.forbidden()
+    if barred:
+        weights[torch.tensor(barred, device=weights.device)] = -math.inf
+    allowed = row.context.allowed(row.state)
     if allowed is None:
         return
     forbidden = torch.ones_like(weights, dtype=torch.bool)
-    forbidden[allowed] = False
+    forbidden[torch.from_numpy(allowed).to(weights.device)] = False
     weights.masked_fill_(forbidden, -math.inf)
 
 

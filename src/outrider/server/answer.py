@@ -12,7 +12,7 @@ from typing import Any
 from outrider.record import Tally
 from outrider.request import TokenLogprob
 from outrider.result import Result
-from outrider.server.errors import ApiError
+from outrider.server.errors import of_error
 from outrider.server.job import Piece
 from outrider.server.prepare import Prepared
 from outrider.server.tokens import Offsets, TokenNames
@@ -72,6 +72,12 @@ class Answer(ABC):
     def results(self) -> list[Result]:
         """Of the samples that have ended."""
         return [choice.result for choice in self.choices if choice.result is not None]
+
+    @property
+    def num_told(self) -> int:
+        """Log-probabilities that the whole answer tells."""
+        each = 1 + (self.prepared.params.logprobs or 0)
+        return each * sum(len(choice.logprobs) + len(choice.prompt_logprobs) for choice in self.choices)
 
     def take(self, piece: Piece) -> None:
         """Add a piece to the whole.
@@ -191,9 +197,8 @@ class Answer(ABC):
         } | ({"exactness": self.results[0].exactness} if self.results else {})
 
     def _told_by(self, piece: Piece) -> None:
-        if piece.result is not None and piece.result.error is not None:
-            status = 400 if "no token is left" in piece.result.error else 500
-            raise ApiError(status, piece.result.error, code="request_failed")
+        if piece.error is not None:
+            raise of_error(piece.error)
 
 
 def finite(logprob: float) -> float:

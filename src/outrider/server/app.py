@@ -71,7 +71,11 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
-        said = {404: "there is nothing at this path", 405: "this path does not take this method"}
+        said = {
+            400: "the body cannot be read: send JSON in UTF-8, not hundreds deep, and no number of thousands of digits",
+            404: "there is nothing at this path",
+            405: "this path does not take this method",
+        }
         refusal = ApiError(error.status_code, said.get(error.status_code, str(error.detail)))
         return respond(refusal, error.headers or {})
 
@@ -133,7 +137,7 @@ def _own(app: FastAPI, server: Server) -> None:
     async def tokenize(ask: TokenizeAsk, request: Request) -> dict[str, Any]:
         server.preparer.check_model(ask.model)
         if ask.prompt is not None:
-            tokens = await server.prepare(request, server.llm.prompts.tokenize, ask.prompt, ask.add_special_tokens)
+            tokens = await server.prepare(request, server.preparer.text, ask.prompt, ask.add_special_tokens)
         else:
             tokens = list(await server.prepare(request, server.preparer.messages, ask.messages))
         return {"tokens": tokens, "count": len(tokens), "max_model_len": server.llm.resolved.max_context}
@@ -141,8 +145,7 @@ def _own(app: FastAPI, server: Server) -> None:
     @app.post("/detokenize", responses=openapi.prompt(), response_model=None)
     async def detokenize(ask: DetokenizeAsk, request: Request) -> dict[str, Any]:
         server.preparer.check_model(ask.model)
-        await server.prepare(request, server.llm.encode, ask.tokens)
-        return {"prompt": server.llm.tokenizer.decode(ask.tokens)}
+        return {"prompt": await server.prepare(request, server.preparer.back, ask.tokens)}
 
     @app.get("/health", responses=openapi.health())
     async def health() -> Response:

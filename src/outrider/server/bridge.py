@@ -233,6 +233,7 @@ class Bridge:
             _seconds(record) if trace is not None else {},
             request.tally.saving.to_json() if trace is not None else None,
             self.llm.result(request, sample.stream) if is_last else None,
+            request.error if is_last else None,
         )
 
 

@@ -10,6 +10,8 @@ from outrider.errors import CapacityError, NumericsError, OutriderError, Request
 from outrider.registry import nearest
 from outrider.request import SamplingParams
 
+LONGEST = 500
+"""Characters of a refusal: what a client sent comes back in it no longer than this."""
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -32,8 +34,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = shortened(message)
+        self.param = None if param is None else shortened(param)
         self.code = code
         self.retry_after = retry_after
 
@@ -46,6 +48,12 @@ class ApiError(Exception):
         """What the answer's headers say of it."""
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return found | {"WWW-Authenticate": "Bearer"} if self.status == 401 else found
+
+
+def shortened(text: str) -> str:
+    """One line of bounded length, its end, where the remedy stands, included."""
+    line = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    return " ".join(line.split()) if "\n" in line else line
 
 
 def of_error(error: Exception) -> ApiError:
@@ -78,10 +86,12 @@ def of_validation(problems: list[dict[str, Any]], known: list[str]) -> ApiError:
     path = [str(part) for part in problem["loc"] if part != "body" and not _is_form(str(part))]
     name = ".".join(path) or None
     if problem["type"] == "extra_forbidden":
-        near = f": {nearest(path[-1], known)}" if len(path) == 1 else ": leave it out"
+        near = f": {nearest(path[-1][:LONGEST], known)}" if len(path) == 1 else ": leave it out"
         return ApiError(400, f"field {name!r} is not supported{near}", param=name, code="unsupported_field")
     if problem["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON ({problem.get('ctx', {}).get('error', 'it breaks off')}): mend it")
+    if not path and problem["type"] in ("missing", "model_attributes_type"):
+        return ApiError(400, "the body is no JSON object: send one, with Content-Type: application/json")
     if problem["type"] == "missing":
         return ApiError(400, f"field {name!r} is missing: add it", param=name, code="missing_field")
     said = str(problem["msg"]).removeprefix("Value error, ")

@@ -96,7 +96,7 @@ class Gate:
         length = headers.get("content-length", b"0")
         if not length.isdigit() or int(length) > self.max_body:
             raise self._too_large()
-        body = b""
+        body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 while True:
@@ -108,7 +108,7 @@ class Gate:
                         break
         except TimeoutError as error:
             raise ApiError(408, f"the body was not there after {BODY_SECONDS:.0f} s: send it at once") from error
-        waiting = [message if message["type"] == "http.disconnect" else {"type": "http.request", "body": body}]
+        waiting = [message if message["type"] == "http.disconnect" else {"type": "http.request", "body": bytes(body)}]
 
         async def replay() -> Message:
             return waiting.pop() if waiting else await receive()

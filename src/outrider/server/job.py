@@ -22,7 +22,8 @@ class Piece:
     Attributes:
         index: of the sample: prompt times n plus sample. tokens: the first `num_accepted` were guesses.
         logprobs: one a token, where asked for. prompt_logprobs: on the first one. trace, seconds: of the cycle,
-            where asked for, and the sample's estimated speed_up until then. result: on the last one.
+            where asked for, and the sample's estimated speed_up until then. result: on the last one, with what
+            ended it if that was an error.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Piece:
     seconds: dict[str, float] = field(default_factory=dict)
     speed_up: dict[str, float] | None = None
     result: Result | None = None
+    error: Exception | None = None
 
 
 @dataclass(slots=True)

@@ -21,6 +21,8 @@ from outrider.server.tools import ToolFormat
 SEED_BITS = 53
 """Of a seed that is drawn here: JavaScript's numbers hold no more."""
 
+DENSEST = 32
+"""Characters a token, of a whole prompt; hardly any text but blanks comes near it. A longer one is not tokenized."""
 DEFAULT_TOKENS = 16
 """Of a completion, as OpenAI's; a chat goes on to the end of the context."""
 
@@ -74,6 +76,8 @@ class Preparer:
         if not given:
             raise ApiError(400, "the prompt is empty: give at least one", param="prompt")
         self._check_samples(len(given), ask.n or 1)  # before so many are tokenized
+        for prompt in given:
+            self._check_length(len(prompt), isinstance(prompt, str))
         prompts = [self.llm.encode(prompt, raw=True) for prompt in given]
         texts = tuple(prompt if isinstance(prompt, str) else self.llm.prompts.decode(prompt) for prompt in given)
         logprobs = {} if ask.logprobs is None else {"logprobs": self._top("logprobs", ask.logprobs)}
@@ -99,8 +103,7 @@ class Preparer:
             if forced is not None and automaton is not None:
                 raise ApiError(400, "tool_choice and response_format both shape the text: give one of them")
             automaton = automaton if forced is None else self.grammars.lark(forced)
-        messages = [self._message(message) for message in ask.messages]
-        prompt = self.llm.encode(messages, tools=tools if form else ())
+        prompt = self.messages(ask.messages, tools if form else ())
         logprobs = {"logprobs": self._top("top_logprobs", ask.top_logprobs or 0)} if ask.logprobs else {}
         wanted = ask.max_tokens if ask.max_completion_tokens is None else ask.max_completion_tokens
         if wanted == 0:
@@ -120,15 +123,42 @@ class Preparer:
                 code="model_not_found",
             )
 
-    def messages(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Token ids of a conversation, as a chat would have them."""
-        return self.llm.encode([self._message(message) for message in messages])
+    def messages(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> tuple[int, ...]:
+        """Token ids of a conversation, as a chat would have them.
+
+        Raises:
+            RequestError, ApiError: it is none, or too long.
+        """
+        turns = [self._message(message) for message in messages]
+        self._check_length(sum(len(turn["content"]) for turn in turns))
+        return self.llm.encode(turns, tools=tools)
+
+    def text(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text as it is.
+
+        Raises:
+            RequestError, ApiError: it is none, or too long.
+        """
+        self._check_length(len(text))
+        return self.llm.prompts.tokenize(text, add_special_tokens)
+
+    def back(self, tokens: Sequence[int]) -> str:
+        """The text of token ids.
+
+        Raises:
+            RequestError, ApiError: they are none of the model's, or too many.
+        """
+        self._check_length(len(tokens), is_text=False)
+        text: str = self.llm.tokenizer.decode(self.llm.encode(tokens))
+        return text
 
     def _prepared(
         self, ask: Ask, prompts: list[tuple[int, ...]], max_tokens: int | None, told: dict[str, int], automaton: Any
     ) -> Prepared:
         self.check_model(ask.model)
         given = ask.sampling()
+        if "bad_words" in given:  # here, since the engine's thread has better to do than to tokenize
+            given["bad_words"] = self.llm.prompts.bad_words(given["bad_words"])
         seed = given.setdefault("seed", secrets.randbits(SEED_BITS))
         given["max_tokens"] = self._limit(prompts, max_tokens)
         params = SamplingParams.of(**given, **told, **self._speculation(ask.speculation), automaton=automaton)
@@ -140,6 +170,17 @@ class Preparer:
                 400,
                 f"{num_prompts} prompts times n={n} are over {self.config.max_samples} samples: ask for less",
                 param="n",
+            )
+
+    def _check_length(self, size: int, is_text: bool = True) -> None:
+        """Refuse, before any work is done on it, a prompt of more characters or ids than any context's worth."""
+        most = self.llm.resolved.max_context * (DENSEST if is_text else 1)
+        if size > most:
+            raise ApiError(
+                400,
+                f"the prompt has {size} {'characters' if is_text else 'tokens'}, and {most} are read for a context of "
+                f"{self.llm.resolved.max_context} tokens: shorten it",
+                code="context_length_exceeded",
             )
 
     def _limit(self, prompts: list[tuple[int, ...]], wanted: int | None) -> int | None:
@@ -177,7 +218,7 @@ class Preparer:
             return {}
         resolved = self.llm.resolved
         if wish.drafter not in (None, "auto", "none", resolved.drafter):
-            problem = unknown("drafter", wish.drafter.split("+"), list(DRAFTERS))
+            problem = unknown("drafter", wish.drafter[:100].split("+"), list(DRAFTERS))
             raise ApiError(
                 400,
                 f"speculation.drafter={wish.drafter!r}: "
@@ -234,5 +275,5 @@ def _called(name: str, arguments: str) -> dict[str, Any]:
     """A call as templates read it: its arguments are values, not text."""
     try:
         return {"name": name, "arguments": json.loads(arguments)}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the arguments of an earlier call of {name!r} are no JSON ({error}): mend them") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from outrider.errors import RequestError
 from outrider.request import LogprobsMode
@@ -15,10 +15,23 @@ def _told(**bounds: float) -> Any:
     return Field(json_schema_extra=dict(bounds))
 
 
+def _one_wrong(value: Any) -> Any:
+    """Of numbers by name the first that is none, if there is one: nobody reads a list of a hundred thousand."""
+    if isinstance(value, dict):
+        wrong = (name for name, one in value.items() if type(one) not in (int, float))
+        return {name: value[name] for name in [next(wrong, None)] if name is not None} or value
+    return value
+
+
+FAST = Field(fail_fast=True)
+"""Of a list: the first wrong item is told of, and the others are not looked at."""
 Count = Annotated[int, Field(ge=0)]
-TokenIds = list[Annotated[int, _told(minimum=0)]]
+TokenIds = Annotated[list[Annotated[int, _told(minimum=0)]], FAST]
+Numbers = Annotated[dict[str, float], BeforeValidator(_one_wrong)]
 Prompt = Annotated[str, _told(minLength=1)]
-PromptIds = Annotated[TokenIds, _told(minItems=1)]
+PromptIds = Annotated[list[Annotated[int, _told(minimum=0)]], Field(fail_fast=True, json_schema_extra={"minItems": 1})]
+MANY = Field(fail_fast=True, json_schema_extra={"minItems": 1})
+BadIds = Annotated[TokenIds, Field(max_length=1000)]
 StopText = Annotated[str, Field(max_length=1000, json_schema_extra={"minLength": 1})]
 """Stop strings and bad words are looked at for every token, so one request with many would slow down all others."""
 
@@ -27,6 +40,16 @@ class Form(BaseModel):
     """A body, or a part of one: no unknown field, and no value that would have to be guessed at."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, given: Any) -> Any:
+        """Leave one unknown field to be refused, so that a body full of them costs no more than that."""
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        extra = [name for name in given if name not in known]
+        return {name: value for name, value in given.items() if name in known or name == extra[0]} if extra else given
 
 
 class StreamOptions(Form):
@@ -77,7 +100,7 @@ class GrammarSpec(Form):
 
     regex: str | None = None
     lark: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], FAST] | None = None
 
     @model_validator(mode="after")
     def _one(self) -> GrammarSpec:
@@ -95,8 +118,8 @@ class Ask(Form):
     top_p: Annotated[float, _told(exclusiveMinimum=0, maximum=1)] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = None
+    logit_bias: Numbers | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=64, fail_fast=True)] | None = None
     seed: Annotated[int, _told(minimum=0, maximum=2**64 - 1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -105,7 +128,7 @@ class Ask(Form):
     min_p: Annotated[float, _told(minimum=0, maximum=1)] | None = None
     repetition_penalty: Annotated[float, _told(exclusiveMinimum=0)] | None = None
     min_tokens: Annotated[int, _told(minimum=0)] | None = None
-    bad_words: Annotated[list[str | TokenIds], Field(max_length=1000)] | None = None
+    bad_words: Annotated[list[StopText | BadIds], Field(max_length=1000, fail_fast=True)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=1000)] | None = None
     ignore_eos: bool | None = None
     logprobs_mode: Literal["raw", "warped"] | None = None
@@ -144,9 +167,7 @@ class Ask(Form):
 class CompletionAsk(Ask):
     """The body of `/v1/completions`; `prompt` is one or several texts, or their token ids."""
 
-    prompt: (
-        Prompt | Annotated[list[Prompt], _told(minItems=1)] | PromptIds | Annotated[list[PromptIds], _told(minItems=1)]
-    )
+    prompt: Prompt | Annotated[list[Prompt], MANY] | PromptIds | Annotated[list[PromptIds], MANY]
     max_tokens: Count | None = None
     logprobs: Count | None = None
     echo: bool | None = None
@@ -186,9 +207,9 @@ class Message(Form):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], FAST] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], FAST] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -230,12 +251,12 @@ class ToolChoice(Form):
 class ChatAsk(Ask):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], FAST] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
@@ -256,7 +277,7 @@ class TokenizeAsk(Form):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -290,6 +311,6 @@ _SAME = (
 
 
 def _token(name: str) -> int:
-    if not name.isdecimal() or not name.isascii():
+    if not name.isdecimal() or not name.isascii() or len(name) > 20:
         raise RequestError(f"logit_bias names {name!r}, which is no token id: give ids of the model's vocabulary")
     return int(name)

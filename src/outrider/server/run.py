@@ -17,6 +17,8 @@ from outrider.server.app import create_app
 from outrider.server.bridge import Bridge
 from outrider.server.service import Server
 
+DEAF_SECONDS = 60
+"""A client that takes nothing of what is sent for so long is let go, as is what was kept for it."""
 LAST_WORDS = 5.0
 """Seconds for answers that were failed to reach their clients."""
 
@@ -68,6 +70,8 @@ class Runner(uvicorn.Server):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         taken = socket.socket(family)
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # what is accepted has it too; elsewhere a proxy must see to it
+            taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAF_SECONDS * 1000)
         try:
             taken.bind((host, port))
         except OSError as error:

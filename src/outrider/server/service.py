@@ -27,6 +27,9 @@ from outrider.server.stream import EventStream, until_gone
 from outrider.server.tokens import TokenNames
 from outrider.server.turns import Turns
 
+LARGE = 2000
+"""Log-probabilities in an answer from which on it is written beside the event loop, which others wait for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -62,12 +65,21 @@ class Server:
 
         Raises:
             ApiError: 429, more of this client's wait for that than could run or wait behind it.
+            ClientLeft: it has left before its turn.
         """
         client = request.scope["state"]["client"]
         if self.turns.num_waiting(client) >= self.bridge.lobby.most:
             raise self.bridge.full("try again later")
+        return await until_gone(request.receive, self._in_turn(client, make, *arguments))
+
+    async def _in_turn(self, client: str, make: Callable[..., Any], *arguments: Any) -> Any:
         async with self.turns.turn(client):
-            return await asyncio.get_running_loop().run_in_executor(self.tokenizing, make, *arguments)
+            work = asyncio.get_running_loop().run_in_executor(self.tokenizing, make, *arguments)
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:  # the thread goes on, and nobody else's turn begins before its end
+                await asyncio.wait([work])
+                raise
 
     async def answer(
         self, request: Request, ask: Ask, prepared: Prepared, make: Callable[[Prepared], Answer]
@@ -97,7 +109,9 @@ class Server:
             end()
             raise
         end()
-        return JSONResponse(answer.whole())
+        if answer.num_told < LARGE:
+            return JSONResponse(answer.whole())
+        return await asyncio.to_thread(lambda: JSONResponse(answer.whole()))
 
 
 async def _collect(answer: Answer, job: Job) -> None:

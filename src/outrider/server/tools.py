@@ -112,7 +112,7 @@ def _parse(text: str) -> Call | None:
     try:
         call = json.loads(text)
         return Call(str(call["name"]), json.dumps(call.get("arguments", {}), ensure_ascii=False))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

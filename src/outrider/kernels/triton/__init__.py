@@ -20,6 +20,8 @@ from outrider.kernels.triton.rank import rank
 from outrider.kernels.triton.rows import gate_rows, norm_rows, rotate_rows
 from outrider.kernels.triton.sprouts import sprout
 from outrider.kernels.triton.tree import compact, walk
+from outrider.kernels.triton.warp import warp_rows
+from outrider.kernels.warps import Warps
 
 COMPARED = (33, 65, 130, 600)
 """Rows of a call that meet the tiles for wide passes; the self-test's own widths meet those for narrow ones."""
@@ -139,6 +141,10 @@ class TritonKernels(PlainKernels):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernels.rank`."""
         return rank(logits, count, temperature, seeds, samples, positions, ids)
+
+    def warp(self, logits: Tensor, warps: Warps) -> Tensor:
+        """See `WarpsRows.warp`."""
+        return warp_rows(logits, warps)
 
     def place(self, standing: Standing, rows: Relative, vocab_size: int) -> Placed:
         """See `Kernels.place`."""

@@ -39,6 +39,7 @@ export function tree(svg, cycle) {
   const deepest = Math.max(...nodes.map((node) => node.depth));
   const leaves = Math.max(...rows) + 1;
   svg.setAttribute("viewBox", `0 0 ${deepest * column + 24} ${leaves * row + 8}`);
+  svg.style.maxWidth = `${1.5 * (deepest * column + 24)}px`; // a tree of one node is no poster
   const at = (node, i) => [20 + (node.depth - 1) * column, 6 + rows[i] * row];
   const edges = nodes.map((node, i) => {
     const [x, y] = at(node, i);

@@ -3,7 +3,7 @@
 import { ask, card } from "./api.js";
 import { chart, tree } from "./draw.js";
 import { TokenText } from "./text.js";
-import { Sums } from "./trace.js";
+import { Sums, checked } from "./trace.js";
 
 const $ = (id) => document.getElementById(id);
 const settings = $("settings").elements;
@@ -60,9 +60,11 @@ async function run(prompt, change, show) {
   const [path, body] = bodyOf(prompt);
   const cycles = [];
   const asked = { ...body, ...change, speculation: { ...body.speculation, ...change.speculation } };
-  const stream = ask(path, asked, settings.key.value, state.running.signal);
+  const { signal } = state.running;
+  const stream = ask(path, asked, settings.key.value, signal);
   for (;;) {
     const { value, done } = await stream.next();
+    signal.throwIfAborted(); // what had come before is not shown behind it
     if (done) return { prompt, path, asked, cycles, ...value };
     cycles.push(value);
     show(value, cycles);
@@ -88,7 +90,10 @@ async function single(prompt) {
   state.traces = [trace];
 }
 
-/** One after the other, so that neither slows the other down; then both are shown again side by side, as they were. */
+/**
+ * One after the other, so that neither slows the other down; then both are shown again side by side, as they were from
+ * their first tokens on: whoever runs second finds the prompt's keys cached.
+ */
 async function race(prompt) {
   const seed = settings.seed.value === "" ? Math.floor(Math.random() * 2 ** 32) : Number(settings.seed.value);
   $("verdict").textContent = "Measuring each alone…";
@@ -99,6 +104,7 @@ async function race(prompt) {
       $(`clock-${name}`).textContent = `${cycles.length} passes, ${cycle.at.toFixed(2)} s`;
     }));
   }
+  if (traces.some((trace) => !trace.cycles.length)) throw new Error("Nothing was said: there is nothing to race.");
   state.traces = traces;
   await replay(traces, state.running.signal);
 }
@@ -109,35 +115,38 @@ async function replay(traces, signal) {
   names.forEach((name) => panes[name].clear());
   const began = performance.now();
   const next = [0, 0];
+  const since = (i, cycle) => cycle.at - traces[i].cycles[0].at;
   while (next.some((place, i) => place < traces[i].cycles.length) && !signal.aborted) {
     const now = (performance.now() - began) / 1000;
     names.forEach((name, i) => {
       const { cycles } = traces[i];
-      while (next[i] < cycles.length && cycles[next[i]].at <= now) {
+      while (next[i] < cycles.length && since(i, cycles[next[i]]) <= now) {
         panes[name].add(cycles[next[i]]);
         if (i === 1) sums.add(cycles[next[i]]);
         next[i] += 1;
       }
       const isDone = next[i] === cycles.length;
-      const at = isDone ? cycles[cycles.length - 1].at : now;
+      const at = isDone ? since(i, cycles[cycles.length - 1]) : now;
       $(`clock-${name}`).textContent = `${at.toFixed(2)} s, ${next[i]} passes${isDone ? ", done" : ""}`;
     });
     showSums(sums);
     await new Promise((resolve) => { setTimeout(resolve, 16); });
   }
-  const [plain, guessed] = traces.map((trace) => trace.cycles[trace.cycles.length - 1].at);
+  if (signal.aborted) return;
+  const [plain, guessed] = traces.map((trace, i) => since(i, trace.cycles[trace.cycles.length - 1]));
   const same = panes.plain.text === panes.guessed.text ? "the same text" : "DIFFERENT TEXTS";
+  const ratio = guessed > 0 ? `${(plain / guessed).toFixed(2)} times as fast` : "too short to tell";
   const guess = sums.speedUp ? ` Estimated without the plain run: ${sums.speedUp.ratio.toFixed(2)} (${bounds(sums.speedUp)}).` : "";
-  $("verdict").textContent = `${(plain / guessed).toFixed(2)} times as fast, ${same}. Each was measured alone.${guess}`;
+  $("verdict").textContent = `${ratio}, ${same}. Each was measured alone, from its first token on.${guess}`;
 }
 
-function show(traces) {
+async function show(traces) {
   const isRace = traces.length === 2;
   choose(isRace ? "race" : traces[0].path.includes("chat") ? "chat" : "completion");
   state.traces = traces;
   if (isRace) {
     state.running = new AbortController();
-    guard(() => replay(traces, state.running.signal));
+    await replay(traces, state.running.signal);
     return;
   }
   const [trace] = traces;
@@ -165,6 +174,7 @@ function choose(mode) {
 }
 
 function clear() {
+  state.running?.abort();
   state.messages = [];
   Object.values(panes).forEach((pane) => pane.clear());
   for (const id of ["verdict", "clock-plain", "clock-guessed"]) $(id).textContent = "";
@@ -174,7 +184,7 @@ function clear() {
 }
 
 /** Runs something that may fail; what it said then is shown, and the buttons are as they should be either way. */
-async function guard(work) {
+async function guard(work, asked = "") {
   $("problem").hidden = true;
   $("send").disabled = true;
   $("stop").disabled = false;
@@ -182,6 +192,7 @@ async function guard(work) {
     await work();
   } catch (error) {
     if (error.name !== "AbortError") {
+      if (!$("prompt").value) $("prompt").value = asked;
       $("problem").textContent = error.message;
       $("problem").hidden = false;
     }
@@ -198,7 +209,7 @@ function send() {
   const prompt = $("prompt").value;
   state.running = new AbortController();
   if (state.mode === "chat") $("prompt").value = "";
-  guard(() => (state.mode === "race" ? race(prompt) : single(prompt)));
+  guard(() => (state.mode === "race" ? race(prompt) : single(prompt)), prompt);
 }
 
 function save() {
@@ -211,9 +222,7 @@ function save() {
 }
 
 async function open(file) {
-  const kept = JSON.parse(await file.text());
-  if (kept.kind !== "outrider trace" || kept.version !== 1) throw new Error("This file is no trace of Outrider.");
-  show(kept.traces);
+  await show(checked(await file.text()));
 }
 
 async function greet() {

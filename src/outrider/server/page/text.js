@@ -101,7 +101,7 @@ export class TokenText {
       ["origin", WORDS[token.origin](token)],
       ["p (target)", chance(token.p)],
       ["q (drafter)", chance(token.q)],
-      ["cycle", `${token.cycle.tokens.length} tokens in ${milliseconds(token.cycle.seconds.total)}`],
+      ["cycle", `${counted(token.cycle.tokens.length)} in ${milliseconds(token.cycle.seconds.total)}`],
       ...(token.top.length ? [["likeliest", "by the model's own law"]] : []),
       ...token.top.map(([name, logprob]) => [JSON.stringify(name), `${(100 * Math.exp(logprob)).toFixed(1)} %`]),
     ];
@@ -117,6 +117,10 @@ export class TokenText {
     this.card.style.left = `${Math.max(8, Math.min(place.left, innerWidth - width - 8))}px`;
     this.card.style.top = `${below ? place.bottom + 8 : Math.max(8, place.top - height - 8)}px`;
   }
+}
+
+function counted(tokens) {
+  return tokens === 1 ? "1 token" : `${tokens} tokens`;
 }
 
 function milliseconds(seconds) {

@@ -31,6 +31,29 @@ function acceptedPath(cycle) {
   return cycle.nodes.filter((node) => node.verdict === "accepted").slice(0, cycle.accepted);
 }
 
+/**
+ * The traces of a saved file's text. Throws one sentence where it is none: all that is shown of a cycle must be there.
+ */
+export function checked(text) {
+  try {
+    const { kind, version, traces } = JSON.parse(text);
+    const isWhole = kind === "outrider trace" && version === 1 && [1, 2].includes(traces.length)
+      && traces.every((trace) => typeof trace.path === "string" && typeof trace.prompt === "string"
+        && trace.cycles.length && trace.cycles.every(isCycle));
+    if (isWhole) return traces;
+  } catch {
+    // What cannot be read is no trace either.
+  }
+  throw new Error("This file is no trace of Outrider: choose one that was saved here.");
+}
+
+function isCycle(cycle) {
+  const isToken = (token) => typeof token.token === "string" && typeof (token.p ?? 0) === "number";
+  return typeof cycle.at === "number" && typeof cycle.seconds === "object" && isToken(cycle.drawn)
+    && cycle.nodes.every((node, i) => isToken(node) && node.parent < i)
+    && cycle.tokens.length && cycle.tokens.every((token) => isToken(token) && Array.isArray(token.bytes));
+}
+
 /** Running sums over cycles. A cycle is a decode pass; the token of the prompt's own pass belongs to none. */
 export class Sums {
   constructor() {
