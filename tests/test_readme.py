@@ -49,7 +49,7 @@ def commands_known(app: typer.Typer) -> set[str]:
 
 def test_options_exist():
     known = commands_known(app)
-    named = set(re.findall(r"`(?:[^`]* )?(--[a-z-]+)[^`]*`", README.replace("--extra-index-url", "")))
+    named = set(re.findall(r"`(?:[^`]* )?(--[a-z-]+)[^`]*`", re.sub("--(extra-index-url|speculative-config)", "", README)))
     assert {"--drafter-model", "--no-adaptive"} <= named <= known
     assert set(re.findall(r"`(?:[^`]* )?(--[a-z-]+)[^`]*`", TUNING)) <= known
 
