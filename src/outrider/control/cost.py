@@ -80,17 +80,24 @@ class PassCost:
         return {width: self._base(width) for width in self._widths}
 
     def learn_pass(self, rows: int, seconds: float, requests: int = 1, context: float = CONTEXT) -> None:
-        """Refine the entry of exactly this width, and with a part of the change the others, since what slows a machine
-        slows every width; outliers are cut.
+        """Refine the entry of exactly this width; by a plain pass with a part of the change the others too, since what
+        slows a machine slows every width. Outliers are cut.
+
+        A pass with guesses says nothing of plain ones: its rows may be dearer than they were when they were measured,
+        behind a drafter that has been through the caches, and plain decoding is not.
         """
         expected = self.seconds(rows, requests, context)
         more = expected - self._base(rows)
-        shared = _step(seconds / expected, SHARED)
+        shared = _step(seconds / expected, SHARED) if rows <= requests else 1.0
         told = [entry * shared for entry in self._seconds]
         index = bisect_left(self._widths, rows)
         if index < len(self._widths) and self._widths[index] == rows:
             # A narrower pass may be known to be dearer than this one: an entry is held to itself.
             told[index] = self._seconds[index] * _step(seconds / (self._seconds[index] + more), 1.0)
+        elif rows > requests and 0 < index < len(self._widths):
+            for near in (index - 1, index):  # the entries that it lies between, but for that of plain decoding
+                if self._widths[near] > requests:
+                    told[near] = self._seconds[near] * _step(seconds / expected, SHARED)
         self._seconds, self._monotone = told, list(accumulate(told, max))
         self.key *= shared
         self.row_key *= shared

@@ -38,6 +38,8 @@ SUREST = 0.95
 """No guess is surer than this."""
 FAINT = 0.02
 """Levels that are reached less often than this are not weighed."""
+REMINDER = 32
+"""Of so many cycles one is plain, so that its price is known: what is always avoided seems ever dearer, or cheaper."""
 AWAKE, DROWSY = 16, 8
 """Where nothing was promised in so many cycles, requests are looked at only every so many at most."""
 FREE = 1.02
@@ -125,6 +127,8 @@ class Control:
                 self.purses.begin(request.id)
         if not self.adaptive:
             return self._budgets(caps, grades)
+        if self._cycle % REMINDER == REMINDER - 1:
+            return {}
         depths, speed = self._best(caps, grades, ranks)
         self._probe(caps, depths, grades, ranks)
         self._one_first(depths, grades)
