@@ -67,7 +67,9 @@ def test_usage_comes_last_and_only_where_wanted(served, client) -> None:
     chunks = list(client.completions.create(**call, stream=True, stream_options={"include_usage": True}))
     assert all(chunk.usage is None for chunk in chunks[:-1])
     assert chunks[-1].choices == []
-    assert chunks[-1].usage == whole.usage
+    # What was guessed, and the speed, may differ from run to run: prices are measured.
+    told, expected = (usage.model_dump(exclude={"speculation"}) for usage in (chunks[-1].usage, whole.usage))
+    assert told == expected
     assert all(chunk.usage is None for chunk in client.completions.create(**call, stream=True))
 
 
@@ -94,8 +96,11 @@ def test_a_trace_tells_every_node_and_adds_up(served, events, greedy) -> None:
         accepted += cycle["accepted"]
         assert said.count("accepted") >= cycle["accepted"]  # an end may cut
     assert accepted == usage["accepted"] > 0
-    without = [{k: v for k, v in cycle.items() if k != "seconds"} for cycle in cycles]
-    assert [{k: v for k, v in c.items() if k != "seconds"} for c in whole["usage"]["speculation"]["trace"]] == without
+    traced = whole["usage"]["speculation"]["trace"]  # of another run, which may have guessed elsewhere
+    assert [t["id"] for cycle in traced for t in cycle["tokens"]] == list(greedy.token_ids)
+    assert sum(len(cycle["nodes"]) for cycle in traced) == whole["usage"]["speculation"]["drafted"]
+    assert sum(cycle["accepted"] for cycle in traced) == whole["usage"]["speculation"]["accepted"]
+    assert set(traced[0]) == set(cycles[0])
 
 
 def test_p_is_the_law_that_is_drawn_from(served, client) -> None:
