@@ -13,7 +13,7 @@ PATIENCE = 1.5
 REFINE = 0.05
 """Weight of one new measurement: a busy machine must not swing the table."""
 SHARED = 0.75
-"""Share of a change that is taken for the machine's, or the context's, and so for that of every width."""
+"""Share of a plain pass's change that is taken for the machine's, or the context's, and so for that of every width."""
 CONTEXT, LONG = 256, 1024
 """Keys that each row of a measured pass reads, and where it is measured what more keys take."""
 FEW, SEVERAL = 1, 8

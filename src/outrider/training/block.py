@@ -200,13 +200,30 @@ class Block(DraftModule):
         anchor_rows = embedding(anchors, features.embedding).float()[:, :, None]
         mask_rows = self.mask.expand(*places.shape[:2], self.num_levels - 1, -1)
         states = torch.cat([anchor_rows, mask_rows], dim=2).flatten(1, 2)
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            normed = norm(states, layer.input_norm.weight, eps)
-            pairs = zip(layer.keys(context, *whole), layer.keys(normed, *own), strict=True)
-            key, value = (torch.cat(pair, dim=2) for pair in pairs)
-            states = layer.finish(states, attend(layer.query(normed, *own), key, value, visible))
+        states = through(self.layers, states, context, (whole, own), visible, eps)
         return norm(states, self.final_norm.weight, eps).flatten(0, 1)
+
+
+def through(
+    layers: nn.ModuleList,
+    states: Tensor,
+    context: Tensor,
+    rotations: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]],
+    visible: Tensor,
+    eps: float,
+) -> Tensor:
+    """Rows through all layers, each of which sees the text's states (B, T, H) and the rows: (B, X, H) -> (B, X, H).
+
+    rotations: cos and sin of the text's positions, and of the rows'. visible: as `attend` takes it, the text first.
+    """
+    whole, own = rotations
+    for layer in layers:
+        assert isinstance(layer, Layer)
+        normed = norm(states, layer.input_norm.weight, eps)
+        pairs = zip(layer.keys(context, *whole), layer.keys(normed, *own), strict=True)
+        key, value = (torch.cat(pair, dim=2) for pair in pairs)
+        states = layer.finish(states, attend(layer.query(normed, *own), key, value, visible))
+    return states
 
 
 def _visible(places: Tensor, width: int) -> Tensor:

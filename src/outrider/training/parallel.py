@@ -13,10 +13,10 @@ from torch.nn.functional import embedding
 from torch.nn.functional import linear as project
 
 from outrider.training.base import Counts, DraftModule
-from outrider.training.block import DECAY, Layer, counts_of, drawn, rotating
+from outrider.training.block import DECAY, Layer, counts_of, drawn, rotating, through
 from outrider.training.corpus import Batch
 from outrider.training.harvest import Features
-from outrider.training.layers import Shape, attend, final_norm, linear, norm, shifted
+from outrider.training.layers import Shape, final_norm, linear, norm, shifted
 
 
 class Parallel(DraftModule):
@@ -117,12 +117,7 @@ class Parallel(DraftModule):
         anchor_rows = embedding(anchors, features.embedding).float()[:, :, None]
         mask_rows = self.mask.expand(*anchors.shape, self.num_levels, -1)
         states = torch.cat([anchor_rows, mask_rows], dim=2).flatten(1, 2)
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            normed = norm(states, layer.input_norm.weight, eps)
-            pairs = zip(layer.keys(context, *whole), layer.keys(normed, *own), strict=True)
-            key, value = (torch.cat(pair, dim=2) for pair in pairs)
-            states = layer.finish(states, attend(layer.query(normed, *own), key, value, visible))
+        states = through(self.layers, states, context, (whole, own), visible, eps)
         guessing = states.unflatten(1, (-1, size))[:, :, 1:]
         return norm(guessing, self.final_norm.weight, eps).flatten(0, 2)
 

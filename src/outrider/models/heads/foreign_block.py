@@ -7,18 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.models.heads import layouts
 from outrider.models.heads.foreign import Head
 from outrider.models.heads.layouts import head_dim, rotation
 
 THETA = 1_000_000.0
 """Of rotation, where a config names none (vLLM, qwen3_dflash.py; Qwen3's own)."""
-LAYER = {
-    "input_norm": "input_layernorm",
-    "post_norm": "post_attention_layernorm",
-    **{f"{part}_proj": f"self_attn.{part}_proj" for part in "qkvo"},
-    **{f"{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    **{f"{part}_norm": f"self_attn.{part}_norm" for part in "qk"},
-}
+LAYER = {"input_norm": "input_layernorm", **layouts.LAYER}
 """Our names of a layer's parts to theirs."""
 
 

@@ -10,19 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.models.heads import layouts
 from outrider.models.heads.foreign import Head
 from outrider.models.heads.layouts import head_dim, rotation
 
 THETA = 10_000.0
 """Of rotation, where a config names none (SafeAILab/EAGLE, cnets.py)."""
-LAYER = {
-    "embed_norm": "input_layernorm",
-    "feature_norm": "hidden_norm",
-    "post_norm": "post_attention_layernorm",
-    **{f"{part}_proj": f"self_attn.{part}_proj" for part in "qkvo"},
-    **{f"{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    **{f"{part}_norm": f"self_attn.{part}_norm" for part in "qk"},
-}
+LAYER = {"embed_norm": "input_layernorm", "feature_norm": "hidden_norm", **layouts.LAYER}
 """Our names of a layer's parts to theirs."""
 
 

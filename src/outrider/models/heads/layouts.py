@@ -16,6 +16,13 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.registry import AUTHORS, FOREIGN, THERE
 
+LAYER = {
+    "post_norm": "post_attention_layernorm",
+    **{f"{part}_proj": f"self_attn.{part}_proj" for part in "qkvo"},
+    **{f"{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"{part}_norm": f"self_attn.{part}_norm" for part in "qk"},
+}
+"""Our names of a layer's parts to theirs, in every layout."""
 _ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Of positions: those that depend on nothing but the distance between two."""
 
