@@ -76,3 +76,43 @@ def test_a_drafter_that_promises_and_is_always_wrong_costs_two_in_a_hundred(worl
         return replace(trace, moments=moments)
 
     assert statistics.fmean(ratios(world, [lies(trace) for trace in DRAWN])) >= 0.98
+
+
+def asked(cycles: Sequence[tuple[int, int, float]]) -> float:
+    """The share of decoding requests that asked for guesses."""
+    return sum(asks for _, asks, _ in cycles) / sum(live for live, _, _ in cycles)
+
+
+@WORLDS
+def test_a_rush_is_met_without_oscillation(world: World) -> None:
+    """Guesses end with its first cycles, do not flicker while it lasts, and return behind it."""
+    traces = (GREEDY * 20)[:150]
+
+    def rush(begun: int) -> int:
+        return 64 if 4 <= begun < 140 else 1
+
+    plain, ours = Simulation(world, Plain()), Simulation(world)
+    plain.run(traces, rush)
+    ours.run(traces, rush)
+    busy = [index for index, (live, _, _) in enumerate(ours.cycles) if live >= 32]
+    alone = [cycle for cycle in ours.cycles[busy[-1] :] if cycle[0] == 1]
+    assert asked(ours.cycles[busy[0] + 8 : busy[-1]]) <= 0.005
+    assert sum(asks > 3 for _, asks, _ in ours.cycles[busy[0] : busy[-1]]) <= 2
+    assert asked(alone[:60]) >= 0.5 and asked(alone[60:]) >= 0.6
+    assert plain.seconds / ours.seconds >= 1.0
+
+
+@pytest.mark.slow
+@WORLDS
+def test_thousands_of_requests_are_never_slowed_down(world: World) -> None:
+    """Texts of all temperatures in turn, by 1, 3, 9 and 40 at once."""
+    traces = TRACES * 190
+
+    def load(begun: int) -> int:
+        return (1, 3, 9, 40)[begun // 100 % 4]
+
+    plain, ours = Simulation(world, Plain()), Simulation(world)
+    plain.run(traces, load)
+    ours.run(traces, load)
+    assert len(traces) >= 3000
+    assert plain.seconds / ours.seconds >= 1.02

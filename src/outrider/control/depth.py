@@ -2,7 +2,7 @@
 
 Expected tokens of a pass with N guessed levels are R plus the sum of their path weights (Leviathan et al., 2211.17192;
 best-first over all requests as in DSpark, 2607.05147): levels are taken by falling weight, and the N that promises
-most tokens per second under the measured cost wins; N = 0 is among the choices.
+most of what is wanted (`objective`) under the measured cost wins; N = 0 is among the choices.
 A drafter that ranks its guesses is told what a node costs in tokens and shapes its tree itself (the width rule of CAST,
 2610.00321); here it is only decided which requests guess at all, by what their trees promised and how that was kept
 (`shapes`). Those that do not pay are tried again out of a purse (`purse`).
@@ -19,6 +19,7 @@ from outrider.control.acceptance import Acceptance
 from outrider.control.choice import Choice, best
 from outrider.control.cost import PassCost
 from outrider.control.life import Lives
+from outrider.control.objective import Objective, Throughput
 from outrider.control.prices import Prices
 from outrider.control.purse import Purses
 from outrider.control.shapes import Shapes
@@ -52,7 +53,8 @@ class Control:
     Args:
         depth: most levels (None: `DEEPEST`). width: most children of one node. nodes: most of a tree (None: depth x
             width). adaptive: False always drafts `depth` levels. ranks: the drafter shapes its trees by prices.
-        extra_rows: most probe rows of a request; adaptively only those that cost next to nothing.
+        extra_rows: most probe rows of a request; adaptively only those that cost next to nothing. objective: what the
+            guesses of a pass are to bring about.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class Control:
         adaptive: bool = True,
         ranks: bool = False,
         extra_rows: int = 0,
+        objective: Objective | None = None,
     ) -> None:
+        self.objective = objective or Throughput()
         self.prices = Prices(cost)
         self.acceptance = Acceptance()
         self.shapes = Shapes()
@@ -278,7 +282,7 @@ class Control:
     ) -> tuple[dict[int, int], float]:
         """Depths by request id, and the tokens per second that they promise."""
         choices = [c for request_id, cap in caps.items() for c in self._choices(request_id, cap, grades, ranks)]
-        taken, speed = best(choices, len(caps), self.prices)
+        taken, speed = best(choices, len(caps), self.prices, self.objective)
         if taken:
             self._promised = self._cycle
         return dict.fromkeys(caps, 0) | {choice.request_id: choice.depth for choice in taken}, speed
