@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from outrider.control.cost import CONTEXT, PassCost
 from outrider.control.draft_cost import DraftCost
@@ -10,6 +11,7 @@ from outrider.record import Record
 
 SMOOTH = 0.05
 """Weight of one new cycle in the means of what lies around a pass."""
+KINDS = {False: "ungraded", True: "graded"}
 OUTLIER = 2.0
 """What took longer than so many times the mean counts as that."""
 
@@ -21,15 +23,44 @@ class Prices:
         cost: of a pass. drafting: of guesses without and with a grade; a cascade's graded ones come from its cheap
             drafter. planning, settling: seconds that a cycle without guesses spends before and after its pass; plain
             decoding spends them for every token. judging: what one with guesses spends beyond that after its pass, on
-            rows that are drawn. count, context: requests that decode now, and their mean tokens.
+            rows that are drawn. count, context: requests that decode now, and their mean tokens. learnt: records that
+            refined them.
     """
 
     def __init__(self, cost: PassCost) -> None:
         self.cost = cost
         self.drafting = {False: DraftCost(), True: DraftCost()}
         self.planning = self.settling = self.judging = 0.0
+        self.learnt = 0
         self.count = 1
         self.context: float = CONTEXT
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what belongs to the requests of now."""
+        drafting = {KINDS[graded]: cost.to_json() for graded, cost in self.drafting.items()}
+        around = {"planning": self.planning, "settling": self.settling, "judging": self.judging}
+        return {"passes": self.cost.to_json(), "drafting": drafting, **around}
+
+    @classmethod
+    def of_json(cls, kept: Mapping[str, Any]) -> Prices:
+        """What `to_json` told.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: for anything else.
+        """
+        prices = cls(PassCost.of_json(kept["passes"]))
+        prices.drafting = {graded: DraftCost.of_json(kept["drafting"][kind]) for graded, kind in KINDS.items()}
+        prices.planning, prices.settling, prices.judging = (
+            float(kept[name]) for name in ("planning", "settling", "judging")
+        )
+        return prices
+
+    def scale(self, by: float) -> None:
+        """The machine takes so many times as long now."""
+        self.cost = self.cost.scaled(by)
+        for drafting in self.drafting.values():
+            drafting.scale(by)
+        self.planning, self.settling, self.judging = self.planning * by, self.settling * by, self.judging * by
 
     def at(self, count: int, keys: int) -> None:
         """So many requests decode now, that have so many tokens together."""
@@ -57,6 +88,7 @@ class Prices:
         """deepest: levels of the deepest guess that was asked for without, and with, a grade. lag: tokens that
         drafters had to read first.
         """
+        self.learnt += 1
         if record.cycles and record.keys:
             self.at(len(record.cycles), len(record.cycles) * record.keys // record.rows)
         if record.overlaps:

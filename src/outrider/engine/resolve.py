@@ -15,8 +15,9 @@ from outrider.control.objective import objective_of
 from outrider.drafters.base import Drafter, Needs, Workshop
 from outrider.drafters.cascade import build
 from outrider.engine.drafter_probe import probe_drafter
+from outrider.engine.kept_prices import Shelf
 from outrider.engine.memory import MemoryPlan, Room, Wishes, plan_memory, slot_bytes
-from outrider.engine.rehearsal import pass_bytes, pass_cost, take_graphs
+from outrider.engine.rehearsal import pass_bytes, prices_of, take_graphs
 from outrider.engine.resolved import Resolved, versions
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.seating import seating, seats_bytes
@@ -164,9 +165,13 @@ def _engine(
     stacks = (drafter.name,) if drafter and needs.stack else ()
     ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
     take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
-    control.cost = pass_cost(target, pages, config.block_size, needs.taps)
+    shelf = Shelf.of(config, target, drafter)
+    control.prices = prices_of(target, pages, config.block_size, needs.taps, shelf.read())
     scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
-    return Engine(target, pages, scheduler, drafter, control, config.acceptance, _in_flight(config, target, drafter))
+    in_flight = _in_flight(config, target, drafter)
+    engine = Engine(target, pages, scheduler, drafter, control, config.acceptance, in_flight)
+    shelf.keep(engine, control)
+    return engine
 
 
 def _context(config: EngineConfig, target: Target, reasons: dict[str, str]) -> int:
