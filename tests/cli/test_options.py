@@ -52,6 +52,8 @@ ENGINE = {
     "--share-history": ("share_history", True),
     "--exit-layers 3": ("exit_layers", 3),
     "--no-adaptive": ("adaptive", False),
+    "--objective latency": ("objective", "latency"),
+    "--pace 20.5": ("pace", 20.5),
     "--acceptance rejection": ("acceptance", "rejection"),
     "--max-context 64": ("max_context", 64),
     "--max-requests 2": ("max_requests", 2),

@@ -72,7 +72,7 @@ def test_an_engine_leaves_its_prices_and_the_next_one_begins_with_them(cache: Pa
     drafting = use(folder)
     (kept,) = cache.glob("*.json")
     told = json.loads(kept.read_text())
-    assert told["prices"]["drafting"]["graded"] == drafting
+    assert told["prices"]["lockstep"]["drafting"]["graded"] == drafting
     assert told["of"]["drafter"][0] == "ngram"
     llm = opened(folder)
     assert llm.engine.control.prices.drafting[True]._num_seen in (0, drafting["num_seen"])  # measured anew, or not

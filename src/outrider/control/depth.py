@@ -105,6 +105,7 @@ class Control:
             return True
         if self._cycle - self._promised > AWAKE and self._cycle % min(DROWSY, 2 * count):
             return False
+        self.prices.flies = False
         self.prices.at(count, sum(request.num_tokens for request in requests))
         return self.prices.rows(count + 1) - self.prices.rows(count) < SUREST * self.prices.token
 
@@ -112,15 +113,17 @@ class Control:
         self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
     ) -> dict[int, Budget]:
         """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
+        self.prices.flies = False
         budgets = self._guesses(requests, grades, self.ranks) if self.depth else {}
         if self.extra_rows and self.depth:
             self._spare(requests, budgets)
         return budgets
 
     def outlined(self, requests: Sequence[Request]) -> dict[int, Budget]:
-        """As `budget`, for trees whose shape is settled before they grow: levels are weighed one by one, as those of a
-        drafter that does not rank, and no node stops at its price.
+        """As `budget`, for cycles in flight, whose trees have a shape before they grow: levels are weighed one by one,
+        as those of a drafter that does not rank, and no node stops at its price.
         """
+        self.prices.flies = True
         return self._guesses(requests, MappingProxyType({}), ranks=False) if self.depth else {}
 
     def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool) -> dict[int, Budget]:
