@@ -97,6 +97,8 @@ def test_one_request_may_switch_speculation_off_or_lower_its_depth() -> None:
     control = Control(PassCost(FLAT), depth=6, width=2, adaptive=False)
     off = Request(0, (1,), SamplingParams(speculation=False), 0)
     low = Request(1, (1,), SamplingParams(depth=2), 0)
+    assert control.looks([off, low])
+    assert not control.looks([off])  # nobody pays for grades that no one reads
     budgets = control.budget([off, low])
     assert 0 not in budgets
     assert (budgets[1].depth, budgets[1].nodes) == (2, 4)

@@ -92,13 +92,13 @@ class Control:
         self.prices.cost = cost
 
     def looks(self, requests: Sequence[Request]) -> bool:
-        """Whether a budget, and the grades that it takes, are worth their time in this cycle; False where no guess can
-        pay, however good.
+        """Whether a budget, and the grades that it takes, are worth their time in this cycle; False where no guess is
+        wanted, or none can pay, however good.
 
         Where nothing was promised for a while that is not looked up in every cycle, the less often the more requests
         there are: it takes some 0.1 ms each, which is two in a hundred of a small model's pass.
         """
-        if not self.depth or not requests:
+        if not self.depth or not any(request.params.speculation for request in requests):
             return False
         count = len(requests)
         if not self.adaptive or self.extra_rows:
