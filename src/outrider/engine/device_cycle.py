@@ -14,7 +14,6 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Drafter
 from outrider.kernels.graph_pool import GraphPool
-from outrider.kernels.tree import PageTable
 from outrider.models.batch import TargetOutput
 from outrider.models.graph import OWN_BYTES, as_they_are
 from outrider.models.seats import Crew, Outline, Seats, TreeRows, tree_rows
@@ -36,8 +35,9 @@ class DeviceCycle:
         self._target = target
         self._pages = pages
         self._seats = seats
-        self._table = PageTable.of([*pages.keys, *pages.values])
-        self._graphs = CycleGraphs(target.kernels.graph_pool) if target.device.type == "cuda" else None
+        # Orders to other ranks are no part of a graph: with them only passes are captured, each rank its own.
+        graphs = target.device.type == "cuda" and target.lead is None
+        self._graphs = CycleGraphs(target.kernels.graph_pool) if graphs else None
 
     @property
     def note(self) -> str | None:
@@ -107,7 +107,7 @@ class DeviceCycle:
         output = target.forward(rows.batch, self._pages, taps=drafter.needs.taps if drafter else ())
         walks = kernels.walk(self._draws(crew, rows, output, outline), rows.trees)
         if not outline.is_chain:  # a chain's path lies in line
-            kernels.compact(self._table, rows.slots, rows.trees, walks)
+            self._pages.follow(kernels, rows.slots, rows.trees, walks)
         if drafter is not None and outline.lags:
             drafter.keep(crew, rows, output, walks)
         elif drafter is not None and (outline.depth or outline.reads):

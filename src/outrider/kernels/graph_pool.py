@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -15,6 +16,7 @@ UNPLANNED = 1 << 30
 WARM_UPS = 2
 """Runs before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
 Made = TypeVar("Made")
+_WARMING_UP: ContextVar[bool] = ContextVar("_WARMING_UP", default=False)
 
 
 class GraphPool:
@@ -74,7 +76,7 @@ class GraphPool:
             stream = self._side_stream(device)
             stream.wait_stream(torch.cuda.current_stream())
             before = torch.cuda.memory_allocated()
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), _warming_up():
                 for _ in range(WARM_UPS):
                     torch.cuda.reset_peak_memory_stats()
                     run()
@@ -112,6 +114,20 @@ class GraphPool:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what PyTorch keeps for later is nobody's
         return torch.cuda.mem_get_info(device)[0]
+
+
+def is_warming_up() -> bool:
+    """Whether what runs now is only tried before it is captured: it must wait for no other process."""
+    return _WARMING_UP.get()
+
+
+@contextmanager
+def _warming_up() -> Iterator[None]:
+    token = _WARMING_UP.set(True)
+    try:
+        yield
+    finally:
+        _WARMING_UP.reset(token)
 
 
 class SharesGraphs:
