@@ -58,7 +58,7 @@ def verb(cards: int, *words: str) -> dict[str, Any]:
 def test_ranks_on_gpus_keep_what_ranks_on_a_cpu_keep(tmp_path, size: int) -> None:
     """Bits of sums and rows at widths 1, 16 and 64; texts with guesses and without, in lockstep and in the air."""
     needs(size)
-    job: Job = start(tmp_path, size, "engine", "200", DEVICE="cuda")
+    job: Job = start(tmp_path, size, "engine", 200, DEVICE="cuda")
     assert job.wait(500) == [0] * size, "\n".join(job.said(rank)[-3000:] for rank in range(size))
     told = job.told("told")
     for rank in range(size):
@@ -78,7 +78,7 @@ def test_a_killed_rank_ends_the_job_on_gpus(tmp_path, size: int) -> None:
     try:
         job.told("runs")
         job.ranks[1].kill()
-        assert job.ranks[0].wait(timeout=15) == 1
+        assert job.code(0, 15) == 1
     finally:
         job.stop()
     assert job.sentences(0) == [f"outrider: rank 1 of {size} is gone: the job ends here, start it again"]

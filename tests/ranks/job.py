@@ -1,4 +1,4 @@
-"""What every rank of a job of the tests runs: `python -m tests.ranks.job FOLDER SCENARIO`.
+"""What every rank of a job of the tests runs (`processes.start`).
 
 All ranks run the same patches, which only write down what the product's own code did on that rank.
 """
@@ -6,11 +6,10 @@ All ranks run the same patches, which only write down what the product's own cod
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,18 +24,16 @@ from outrider.errors import ModelError, OutriderError
 from outrider.models.batch import BatchBuilder
 from outrider.models.lean import LeanModel
 from outrider.models.loader import load
-from outrider.models.ranks import follow, part, watch
+from outrider.models.ranks import follow, part
 from outrider.models.ranks.group import Ranks, meet
 from outrider.models.ranks.lead import LedPages
 from tests import artefacts
 from tests.models.tiny import make_module, make_tokenizer
 from tests.ranks.processes import write
 
-SIZE = int(os.environ["WORLD_SIZE"])
-DEVICE = os.environ.get("DEVICE", "cpu")
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
-if DEVICE == "cuda":
-    HEADS |= {"hidden_size": 256, "intermediate_size": 512}  # heads of 64, as real models have
+LARGER = {"hidden_size": 256, "intermediate_size": 512}
+"""For a GPU: heads of 64, as real models have."""
 ROWS = 400
 """Slots of the stack whose rows' bits are written down."""
 WIDTHS = (1, 16, 64)
@@ -51,26 +48,37 @@ ELSEWHERE = 77
 """Threads that only rank 0 has."""
 
 
+def size() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def device() -> str:
+    return os.environ.get("DEVICE", "cpu")
+
+
 def model(folder: Path, name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> str:
     """A folder with random weights, written once."""
-    path = folder / f"{name}-{str(dtype)[6:]}-{'-'.join(map(str, settings.values()))}"
+    path = folder / f"{name}-{str(dtype)[6:]}-{'-'.join(f'{key}={value}' for key, value in settings.items())}"
     if not path.is_dir():
-        make_module(name, dtype, **{**HEADS, **settings}).save_pretrained(path)
+        make_module(name, dtype, **{**HEADS, **(LARGER if device() == "cuda" else {}), **settings}).save_pretrained(
+            path
+        )
         make_tokenizer().save_pretrained(path)
     return str(path)
 
 
 def opened(path: str, **settings: Any) -> LLM:
     return LLM(
-        path, **{"tensor_parallel": SIZE, "threads": 1, "max_context": 96, "max_rows": 64, "device": DEVICE, **settings}
+        path,
+        **{"tensor_parallel": size(), "threads": 1, "max_context": 96, "max_rows": 64, "device": device(), **settings},
     )
 
 
 def sums(ranks: Ranks) -> dict[str, list[bool]]:
     """By width: whether a row's sum has the bits of the row alone, and those of the order of ranks."""
-    seeds = [torch.Generator().manual_seed(seed) for seed in range(SIZE + 1)]
-    rows = [(torch.randn(64, 33, generator=seed) * 10**rank).to(DEVICE) for rank, seed in enumerate(seeds[1:])]
-    to = torch.randn(64, 33, generator=seeds[0]).to(DEVICE)
+    seeds = [torch.Generator().manual_seed(seed) for seed in range(size() + 1)]
+    rows = [(torch.randn(64, 33, generator=seed) * 10**rank).to(device()) for rank, seed in enumerate(seeds[1:])]
+    to = torch.randn(64, 33, generator=seeds[0]).to(device())
     alone = torch.cat([ranks.add(rows[ranks.rank][i : i + 1], to[i : i + 1]) for i in range(64)])
     expected = to
     for part_of_rank in rows:
@@ -188,7 +196,7 @@ def distance(llm: LLM, path: str) -> float:
     batch, said = BatchBuilder(16), []
     batch.request([1, 2])
     batch.line(0, list(range(3, 23)), 20)
-    for target in (llm.engine.target, load(path, threads=1, device=DEVICE)):
+    for target in (llm.engine.target, load(path, threads=1, device=device())):
         said.append(target.forward(batch.build(target.device), target.make_pages(64)).logits)
     return float((said[0] - said[1]).abs().max() / said[1].std())
 
@@ -222,7 +230,7 @@ def refusals(folder: Path) -> dict[str, str]:
         "plan": (model(folder, "gpt2"), {}),
         "packed": (model(folder, "llama"), {"dtype": "packed"}),
         "elsewhere": (model(folder, "llama"), {"threads": ELSEWHERE}),
-        "size": (model(folder, "llama"), {"tensor_parallel": SIZE + 1}),
+        "size": (model(folder, "llama"), {"tensor_parallel": size() + 1}),
         "device": (model(folder, "llama"), {"device": "cpu:0"}),
     }
     said = {}
@@ -268,9 +276,9 @@ def engine(folder: Path, ranks: Ranks, cycles: int) -> None:
     books = Books(folder / f"books-{ranks.rank}.txt", ranks.rank)
     if not ranks.leads:
         part.select = _unless_elsewhere(part.select)  # type: ignore[attr-defined]
-        follow.free_memory = lambda device: FREE if (folder / LITTLE).exists() else 1 << 60  # type: ignore[attr-defined]
+        follow.free_memory = lambda _: FREE if (folder / LITTLE).exists() else 1 << 60  # type: ignore[attr-defined]
         try:
-            LLM("whatever rank 0 says", tensor_parallel=SIZE, device=DEVICE)
+            LLM("whatever rank 0 says", tensor_parallel=size(), device=device())
         finally:
             books.close(folder, ranks.rank)
     llama = model(folder, "llama")
@@ -291,25 +299,24 @@ def engine(folder: Path, ranks: Ranks, cycles: int) -> None:
     told["module"] = compared(model(folder, "gemma2"), {"ngram": many})
     told["refusals"] = refusals(folder)
     (folder / LITTLE).touch()
-    told["long"] = long_run(llama, cycles)
+    told["long"] = long_run(model(folder, "llama", num_hidden_layers=1), cycles)
     books.close(folder, ranks.rank)
     write(folder, "told", told)
 
 
 def _unless_elsewhere(select: Any) -> Any:
-    def chosen(kernels: str, device: torch.device, threads: int | None) -> Any:
+    def chosen(kernels: str, place: torch.device, threads: int | None) -> Any:
         if threads == ELSEWHERE:
             raise ModelError("they are not on this machine")
-        return select(kernels, device, threads)
+        return select(kernels, place, threads)
 
     return chosen
 
 
 def endless(folder: Path, ranks: Ranks) -> None:
     """Texts without end, until a rank is lost."""
-    watch.PATIENCE = float(os.environ.get("PATIENCE", watch.PATIENCE))
     if not ranks.leads:
-        LLM("nothing", tensor_parallel=SIZE, device=DEVICE)
+        LLM("nothing", tensor_parallel=size(), device=device())
     llm = opened(model(folder, "llama"), drafter="ngram", num_slots=2048, self_test=False)
     write(folder, "runs", True)
     while True:
@@ -319,20 +326,16 @@ def endless(folder: Path, ranks: Ranks) -> None:
 def idle(folder: Path, ranks: Ranks) -> None:
     """A server to which nobody comes."""
     if not ranks.leads:
-        LLM("nothing", tensor_parallel=SIZE, device=DEVICE)
+        LLM("nothing", tensor_parallel=size(), device=device())
     llm = opened(model(folder, "llama"), drafter="none", num_slots=2048, self_test=False)
     write(folder, "runs", llm.resolved.way)
     time.sleep(600)
 
 
-def main() -> None:
+def run(folder: str, scenario: str, words: Sequence[Any]) -> None:
+    """A rank; the environment is as `torchrun` makes it."""
     torch.set_num_threads(1)
-    folder, scenario, *words = sys.argv[1:]
     Engine.strict = True
-    ranks = meet(SIZE, DEVICE)
+    ranks = meet(size(), device())
     scenarios = {"engine": engine, "endless": endless, "idle": idle}
-    scenarios[scenario](Path(folder), ranks, *map(json.loads, words))
-
-
-if __name__ == "__main__":
-    main()
+    scenarios[scenario](Path(folder), ranks, *words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import pickle
 import shlex
@@ -23,13 +24,10 @@ from outrider.errors import ConfigError, RankError
 from outrider.kernels.graph_pool import is_warming_up
 from outrider.models.ranks.watch import Watch
 
-_PATIENT = timedelta(days=365)
-"""A rank may wait for its next order as long as nobody asks anything; who is lost is found out by `Watch`."""
+_PATIENT = 365
+"""Days: a rank may wait for its next order as long as nobody asks anything; who is lost is found out by `Watch`."""
 _LETTER = 4096
 """Bytes of an order that needs no second message."""
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name from PyTorch 2.13 on
-_met: Ranks | None = None
-"""As PyTorch's default group, which it stands for: a process meets the others once."""
 
 
 class Ranks:
@@ -171,7 +169,8 @@ class Ranks:
             return part.expand(self.size, *part.shape)
         with self._met_by_all():
             whole = part.new_empty(self.size * part.shape[0], *part.shape[1:])
-            _gather(whole, part)
+            gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from PyTorch 2.13 on
+            gather(whole, part)
         return whole.view(self.size, *part.shape)
 
     def _tell(self, words: tuple[Any, ...]) -> None:
@@ -202,27 +201,29 @@ def meet(size: int, device: str) -> Ranks:
     Raises:
         ConfigError: if `torchrun` did not start so many, or the device is one for all. RankError: if they do not meet.
     """
-    global _met
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device={device!r} is one for all ranks: give cpu, or cuda for a GPU each")
-    if _met is not None:
-        if _met.size != size:
-            raise ConfigError(f"tensor_parallel={size} and {_met.size} processes have met: give one number for all")
-        return _met
+    if dist.is_initialized() and dist.get_world_size() != size:
+        met = dist.get_world_size()
+        raise ConfigError(f"tensor_parallel={size} and {met} processes have met: give one number for all")
     _check(size)
-    rank, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    place = _device(device, local)
+    return _met(size, _device(device, int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))))
+
+
+@functools.cache
+def _met(size: int, place: torch.device) -> Ranks:
+    """As PyTorch's default group, which it stands for: there is one a process."""
     if place.type == "cuda":
         torch.cuda.set_device(place)
     try:
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=_PATIENT)
-        _met = Ranks(rank, size, place)
+            dist.init_process_group(backend, timeout=timedelta(days=_PATIENT))
+        ranks = Ranks(int(os.environ["RANK"]), size, place)
     except (RuntimeError, ValueError) as error:
         raise RankError(f"the {size} ranks of tensor_parallel={size} do not meet ({error})") from error
-    atexit.register(_met.end)
-    return _met
+    atexit.register(ranks.end)
+    return ranks
 
 
 def _check(size: int) -> None:
