@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider import LLM
 from outrider.errors import ConfigError, ModelError
+from outrider.models import checks
+from outrider.models.checks import Source
 from outrider.models.ranks.plan import shard
+from outrider.models.ranks.read import read_part
 from tests.models.tiny import make_module
 
 PLANNED = ["llama_bias", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3", "phi3", "gpt_neox", "olmo2", "starcoder2"]
@@ -74,6 +78,48 @@ def test_the_parts_say_what_the_whole_says(name: str) -> None:
             assert torch.allclose(logits, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
         counts.append(sum(p.numel() for p in modules[0].parameters()))
     assert counts[0] > counts[1] > counts[2], "nothing was cut off"
+
+
+@pytest.mark.parametrize("name", ["llama_bias", "qwen3", "smollm3", "gemma2", "phi3"])
+def test_a_part_that_is_read_alone_is_the_part_of_the_whole(tmp_path, name: str) -> None:
+    """Every bit of it, and of what it says; the rotary tables and what else no file holds included."""
+    made = make_module(name, torch.bfloat16, num_attention_heads=4, num_key_value_heads=4)
+    made.generation_config.eos_token_id = [2, 7]
+    made.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    source = Source("tiny", tmp_path, None)
+    config, tokens = checks.read_config(source), torch.arange(3, 13)[None]
+
+    ranks = Threads(2)
+    parts = [read_part(source, config, torch.bfloat16, Thread(rank, ranks)) for rank in range(2)]
+    wholes = [checks.read_module(source, config, torch.bfloat16, torch.device("cpu")) for _ in range(2)]
+
+    def said(module: Any) -> Tensor:
+        with torch.inference_mode():
+            return module(tokens).logits
+
+    def cut(rank: Any) -> Tensor:
+        shard(wholes[rank.rank], rank)
+        return said(wholes[rank.rank])
+
+    with ThreadPoolExecutor(2) as pool:
+        logits = list(pool.map(said, parts))
+    for part, whole, ours, theirs in zip(parts, wholes, logits, together(2, cut), strict=True):
+        assert torch.equal(ours, theirs)
+        state, other = part.state_dict(), whole.state_dict()
+        assert state.keys() == other.keys()
+        assert all(torch.equal(state[key], other[key]) for key in state)
+        assert part.generation_config.eos_token_id == [2, 7]
+
+
+def test_tensors_of_other_names_are_left_to_transformers(tmp_path) -> None:
+    made = make_module("llama", num_key_value_heads=4)
+    made.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.0.self_attn.W_pack"] = weights.pop("model.layers.0.self_attn.q_proj.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    source = Source("tiny", tmp_path, None)
+    assert read_part(source, checks.read_config(source), torch.float32, Thread(0, Threads(2))) is None
 
 
 @pytest.mark.parametrize(

@@ -187,8 +187,8 @@ class Ranks:
         try:
             yield
         except (RuntimeError, ValueError) as error:  # PyTorch's own errors of a broken connection
-            if self._watch.is_over:
-                raise
+            if self._watch.is_over:  # rank 0 has said all that there is to say
+                raise SystemExit(1) from None
             self._watch.wait(error)
 
 

@@ -15,6 +15,7 @@ from outrider.models.loader import body_of, float_type, locate, true_vocabulary
 from outrider.models.probe import Reference, reference
 from outrider.models.ranks.group import Ranks
 from outrider.models.ranks.plan import shard
+from outrider.models.ranks.read import read_part
 from outrider.models.target import Model, Original
 from outrider.models.twin import twin_module, widening_of
 
@@ -87,7 +88,7 @@ def part_of(wanted: Wanted, ranks: Ranks) -> Part | Exception:
 
 
 def _read(wanted: Wanted, ranks: Ranks) -> _Read:
-    """The module, cut to this rank's part; it is whole in the machine's own memory alone."""
+    """The module, cut to this rank's part; where it must be read whole, in the machine's own memory alone."""
     if wanted.dtype not in DTYPES:
         raise ModelError(f"dtype {wanted.dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
     if wanted.dtype == "packed":
@@ -99,13 +100,16 @@ def _read(wanted: Wanted, ranks: Ranks) -> _Read:
         settle(kernels, ranks.device)
     dtype = float_type(wanted.dtype, source, config, ranks.device)
     held = torch.float32 if dtype == "float32" else torch.bfloat16
-    module, original = checks.read_module(source, config, held, torch.device("cpu")), None
-    if wanted.widen is not None:
-        vocabulary = true_vocabulary(config, tokenizer)
-        sizes = config.hidden_size, config.num_hidden_layers, vocabulary
-        original = Original(source.name, wanted.widen, config, *sizes, tokenizer)
-        module = twin_module(module, widening_of(module, wanted.widen))
-    shard(module, ranks)
+    original = None
+    module = read_part(source, config, held, ranks) if wanted.widen is None else None
+    if module is None:
+        module = checks.read_module(source, config, held, torch.device("cpu"))
+        if wanted.widen is not None:
+            vocabulary = true_vocabulary(config, tokenizer)
+            sizes = config.hidden_size, config.num_hidden_layers, vocabulary
+            original = Original(source.name, wanted.widen, config, *sizes, tokenizer)
+            module = twin_module(module, widening_of(module, wanted.widen))
+        shard(module, ranks)
     return _Read(source.name, module.to(ranks.device), kernels, dtype, tokenizer, original)
 
 

@@ -20,7 +20,7 @@ BEAT = 1.0
 """Seconds between two signs of life."""
 PATIENCE = 10.0
 """A rank that gave no sign for so many seconds (its machine is gone, or it was stopped) is lost."""
-GRACE = 5.0
+GRACE = 2.0
 """Seconds in which a rank that was told of the end should have ended by itself."""
 _ALIVE, _FAREWELL, _LAST_WORDS = b".", b"#", b"!"
 
