@@ -40,9 +40,8 @@ WIDTHS = (1, 16, 64)
 PROMPTS = [tuple(range(5 + i, 12 + 3 * i)) for i in range(4)]
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=3, top_p=0.95, logprobs=1)
-FREE = 260_000
-"""Bytes that another rank says it has once this file is there, so that few requests have room beside one another."""
 LITTLE = "little-memory"
+"""Once a file of this name is there, another rank says that it has little memory."""
 
 ELSEWHERE = 77
 """Threads that only rank 0 has."""
@@ -54,6 +53,11 @@ def size() -> int:
 
 def device() -> str:
     return os.environ.get("DEVICE", "cpu")
+
+
+def little() -> int:
+    """Bytes for some 17 blocks of one layer, where four requests want 24, and for what a pass takes beside them."""
+    return 118_000 + 17 * 16 * 2 * 8 * 4 * HEADS["num_key_value_heads"] // size()
 
 
 def model(folder: Path, name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> str:
@@ -276,7 +280,7 @@ def engine(folder: Path, ranks: Ranks, cycles: int) -> None:
     books = Books(folder / f"books-{ranks.rank}.txt", ranks.rank)
     if not ranks.leads:
         part.select = _unless_elsewhere(part.select)  # type: ignore[attr-defined]
-        follow.free_memory = lambda _: FREE if (folder / LITTLE).exists() else 1 << 60  # type: ignore[attr-defined]
+        follow.free_memory = lambda _: little() if (folder / LITTLE).exists() else 1 << 60  # type: ignore[attr-defined]
         try:
             LLM("whatever rank 0 says", tensor_parallel=size(), device=device())
         finally:

@@ -49,7 +49,7 @@ def test_check_finds_no_difference_and_one_process_tells(folder: str, tmp_path) 
 
 
 def test_a_refusal_is_said_once(folder: str) -> None:
-    job = start("generate", folder, "w5", "--max-context", "2000", "--json")
+    job = start("generate", folder, "w5", "--num-slots", "3", "--json")
     said, notes = job.communicate(timeout=280)
     assert job.returncode != 0
     assert [line for line in said.splitlines() if line.startswith("{")] == said.splitlines()[-1:]

@@ -92,8 +92,10 @@ class GraphPool:
         if not self._graphs or self._handle is None:  # the pool went with the last of its graphs
             self._handle = torch.cuda.graph_pool_handle()
         with torch.cuda.device(device):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._handle, stream=self._side_stream(device)):
+            graph, stream = torch.cuda.CUDAGraph(), self._side_stream(device)
+            # Where processes work together a thread of PyTorch's asks meanwhile what became of earlier sums.
+            mode = "thread_local" if torch.distributed.is_initialized() else "global"
+            with torch.cuda.graph(graph, pool=self._handle, stream=stream, capture_error_mode=mode):
                 made = run()
         return graph, made
 
