@@ -51,8 +51,10 @@ class DeviceCycle:
 
     def fits(self, num_requests: int, outline: Outline) -> bool:
         """Whether the target takes them without waiting: one that runs at a fixed width takes one pass of it."""
-        width, size = self._target.fixed_width, num_requests if self._graphs is None else _filled(num_requests)
-        return self._target.device.type == "cpu" or width is None or size * (outline.nodes + 1) <= width
+        width = self._target.fixed_width
+        if width is None or (self._graphs is None and self._target.device.type == "cpu"):
+            return True
+        return (_filled(num_requests) if self._graphs else num_requests) * (outline.nodes + 1) <= width
 
     @torch.inference_mode()
     def run(self, seats: list[int], outline: Outline, blocks: int, drafter: Drafter | None) -> Tensor:
