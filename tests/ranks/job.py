@@ -38,8 +38,8 @@ ROWS = 400
 """Slots of the stack whose rows' bits are written down."""
 WIDTHS = (1, 16, 64)
 PROMPTS = [tuple(range(5 + i, 12 + 3 * i)) for i in range(4)]
-GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
-SEEDED = SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=3, top_p=0.95, logprobs=1)
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=16, ignore_eos=True, temperature=1.0, seed=3, top_p=0.95, logprobs=1)
 LITTLE = "little-memory"
 """Once a file of this name is there, another rank says that it has little memory."""
 
@@ -205,25 +205,24 @@ def distance(llm: LLM, path: str) -> float:
     return float((said[0] - said[1]).abs().max() / said[1].std())
 
 
-def texts(llm: LLM, depth: int = 0, width: int | None = None) -> list[Any]:
-    """Greedy and seeded ones, with what is told of them; `depth` guesses in every cycle."""
+def texts(llm: LLM, depth: int = 0, width: int | None = None) -> tuple[list[Any], int]:
+    """Greedy and seeded ones, with what is told of them, and how many guesses came true; `depth` in every cycle."""
     with llm.always_guessing(depth, width):
         results = [result for params in (GREEDY, SEEDED) for result in llm.generate(PROMPTS, params)]
-        results += [result for params in (GREEDY, SEEDED) for result in llm.generate(PROMPTS[0], params)]
+        results += llm.generate(PROMPTS[0], SEEDED)
     told = [[row.logprob for row in result.logprobs or ()] for result in results]
-    return [[result.token_ids, logprobs] for result, logprobs in zip(results, told, strict=True)]
+    said = [[result.token_ids, logprobs] for result, logprobs in zip(results, told, strict=True)]
+    return said, sum(result.tally.accepted for result in results)
 
 
 def compared(path: str, drafters: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """By drafter: whether its texts are the plain ones, and how many of its guesses came true."""
-    plain = opened(path, drafter="none")
-    expected, found = texts(plain), {}
+    plain = opened(path, drafter="none", num_slots=2048, self_test=False)
+    (expected, _), found = texts(plain), {}
     for drafter, settings in drafters.items():
         trained = artefacts.settings(drafter, plain.engine.target)
-        llm = opened(path, drafter=drafter, **trained, **settings)
-        said = texts(llm, depth=3, width=settings.get("width"))
-        with llm.always_guessing(3):
-            accepted = sum(r.tally.accepted for r in llm.generate(PROMPTS, SamplingParams(max_tokens=40)))
+        llm = opened(path, drafter=drafter, num_slots=2048, self_test=False, **trained, **settings)
+        said, accepted = texts(llm, 3, settings.get("width"))
         found[drafter] = {"same": said == expected, "accepted": accepted, "way": llm.resolved.way}
     return found
 
@@ -290,17 +289,10 @@ def engine(folder: Path, ranks: Ranks, cycles: int) -> None:
     told: dict[str, Any] = {"report": str(llm.resolved.probe), "lines": llm.resolved.lines()}
     told |= {"rows": rows(llm), "distance": distance(llm, llama)}
     del llm
-    many = {"num_slots": 2048, "self_test": False}
-    told["lean"] = compared(
-        llama,
-        {
-            "ngram": many,
-            "early_exit": {"exit_layers": 1, "width": 2, **many},
-            "eagle3": {"width": 2, "in_flight": 2, **many},
-        },
-    )
-    told["biased"] = compared(model(folder, "llama_bias", torch.bfloat16), {"suffix": many})
-    told["module"] = compared(model(folder, "gemma2"), {"ngram": many})
+    flying = {"width": 2, "in_flight": 2}
+    told["lean"] = compared(llama, {"ngram": {}, "early_exit": {"exit_layers": 1, "width": 2}, "eagle3": flying})
+    told["biased"] = compared(model(folder, "llama_bias", torch.bfloat16), {"suffix": {}})
+    told["module"] = compared(model(folder, "gemma2"), {"ngram": {}})
     told["refusals"] = refusals(folder)
     (folder / LITTLE).touch()
     told["long"] = long_run(model(folder, "llama", num_hidden_layers=1), cycles)
