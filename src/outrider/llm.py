@@ -50,8 +50,8 @@ class LLM:
 
     Args:
         model: alias, folder, `.gguf` file or hub id.
-        settings: any field of `EngineConfig`. With `tensor_parallel` it returns on the first process of `torchrun` alone;
-            the others serve that one, and end with it.
+        settings: any field of `EngineConfig`. With `tensor_parallel` it returns on the first process of `torchrun`
+            alone; the others serve that one, and end with it.
 
     Raises:
         ConfigError, ModelError, KernelError, CapacityError, RankError: one sentence each, with the remedy. SystemExit:
