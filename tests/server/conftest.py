@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import faulthandler
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +69,18 @@ def live(llm: LLM, **settings: Any) -> Iterator[Live]:
         if thread.is_alive():
             runner.stop()
         thread.join(30)
-        assert not thread.is_alive(), "the server did not stop"
+        assert not thread.is_alive(), f"the server did not stop\n{whereabouts(runner)}"
+
+
+def whereabouts(runner: Runner) -> str:
+    """Where every thread is just now, and every task of the server's event loop."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        for server in runner.servers:
+            for task in asyncio.all_tasks(server.get_loop()):
+                task.print_stack(file=file)
+        file.seek(0)
+        return file.read()
 
 
 def open_tiny(folder: str, **settings: Any) -> LLM:
