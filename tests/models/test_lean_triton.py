@@ -41,7 +41,7 @@ def lean(module, kernels) -> LeanModel:
     return model
 
 
-OFTEN = ("llama", "qwen2_sliding", "qwen3")
+OFTEN = ("qwen2_sliding", "qwen3")
 """Of the interpreter's, which takes seconds for each; on a GPU all are tried, and so they are by the plain kernels."""
 
 
