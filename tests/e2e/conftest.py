@@ -36,7 +36,7 @@ def open_llm(smollm2: str) -> Iterator[Callable[..., LLM]]:
 
     made: dict[tuple[tuple[str, Any], ...], LLM] = {}
     load, loaded = resolve.load, {}
-    pass_cost, priced = resolve.pass_cost, {}
+    prices_of, priced = resolve.prices_of, {}
 
     def load_once(model: str, *, dtype: str, **settings: Any) -> Any:
         if dtype not in loaded:
@@ -45,7 +45,7 @@ def open_llm(smollm2: str) -> Iterator[Callable[..., LLM]]:
 
     def price_once(target: Any, *given: Any) -> Any:
         if target.dtype not in priced:
-            priced[target.dtype] = pass_cost(target, *given)
+            priced[target.dtype] = prices_of(target, *given)
         return copy.deepcopy(priced[target.dtype])  # an engine learns its own from here on
 
     def get(**settings: Any) -> LLM:
@@ -55,7 +55,7 @@ def open_llm(smollm2: str) -> Iterator[Callable[..., LLM]]:
         if key not in made:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(resolve, "load", load_once)
-                patch.setattr(resolve, "pass_cost", price_once)
+                patch.setattr(resolve, "prices_of", price_once)
                 made[key] = LLM(smollm2, **settings)
         return made[key]
 
