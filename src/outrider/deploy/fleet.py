@@ -1,0 +1,62 @@
+"""The servers of a deployment as Ray Serve reaches them; its errors become ours here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+
+from outrider.deploy.relay import Absent, Answer, Ask, Lost
+from outrider.deploy.replica import Report
+
+REPORT_SECONDS = 3.0
+"""A server that says nothing for so long when asked how it is, is left out."""
+
+
+class Fleet:
+    """The servers behind a deployment handle.
+
+    Args:
+        handle: of the deployment of `Replica`. patience: seconds that a request waits for a server to take it.
+    """
+
+    def __init__(self, handle: Any, patience: float) -> None:
+        self._handle = handle
+        self._asking = handle.options(method_name="answer", stream=True)
+        self._patience = patience
+
+    async def ask(self, ask: Ask) -> Answer:
+        """Ask one; what it says first is that it has the request."""
+        response = self._asking.remote(ask)
+        has_ended = False
+        try:
+            try:
+                async with asyncio.timeout(self._patience):
+                    first = await anext(response)
+            except TimeoutError as error:
+                raise Absent(f"no server was free for {self._patience:g} s: try again later") from error
+            yield first
+            async for said in response:
+                yield said
+            has_ended = True
+        except StopAsyncIteration as error:
+            raise Lost("it said nothing") from error
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            raise Absent("all servers have as much as they can take: try again later") from error
+        except RayTaskError:  # the server lives, and failed: that is no reason to ask another one
+            raise
+        except (RayError, RayServeException) as error:
+            raise Lost(f"{type(error).__name__}") from error
+        finally:
+            if not has_ended:
+                with contextlib.suppress(RayError, RayServeException, asyncio.CancelledError):
+                    response.cancel()
+
+    async def reports(self) -> list[Report]:
+        """How those are that answer in time."""
+        answers = self._handle.broadcast("report")
+        told = await answers.results_async(timeout_s=REPORT_SECONDS, return_exceptions=True)
+        return sorted((one for one in told if isinstance(one, Report)), key=lambda report: report.server)

@@ -1,0 +1,71 @@
+"""A server of a fixed service time, in the place of one with a model: what is tested is what is around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import ray
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+
+class Simulated:
+    """Answers with what was asked.
+
+    A body has a `nonce`; with `pieces` it is a stream of so many, a piece after each `seconds`.
+
+    Args:
+        seconds: that an answer takes. slots: answers at once; others wait.
+    """
+
+    def __init__(self, seconds: float, slots: int) -> None:
+        self.app = Starlette(routes=[Route("/v1/completions", self.complete, methods=["POST"])])
+        self.seconds = seconds
+        self.slots = asyncio.Semaphore(slots)
+        self.open = 0
+        self.registry = CollectorRegistry()
+        self.ended = Counter("outrider_generation_tokens", "Answers.", registry=self.registry)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        self.open += 1
+        try:
+            async with self.slots:
+                yield
+        finally:
+            self.open -= 1
+
+    async def complete(self, request: Request) -> Response:
+        ask = await request.json()
+        if not ask.get("pieces"):
+            async with self.slot():
+                await asyncio.sleep(self.seconds)
+            self.ended.inc()
+            return JSONResponse({"nonce": ask["nonce"], "node": ray.get_runtime_context().get_node_id()})
+
+        async def events() -> AsyncIterator[str]:
+            async with self.slot():
+                for i in range(ask["pieces"]):
+                    await asyncio.sleep(self.seconds)
+                    yield f'data: {{"nonce": {ask["nonce"]}, "piece": {i}}}\n\n'
+            self.ended.inc()
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    def is_alive(self) -> bool:
+        return True
+
+    def num_open(self) -> int:
+        return self.open
+
+    def metrics(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def rates(self) -> tuple[float, float]:
+        return 0.0, 0.0
