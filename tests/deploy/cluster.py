@@ -26,8 +26,10 @@ QUICK = {
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 3000,
     "health_check_failure_threshold": 3,
+    "prestart_worker_first_driver": False,
+    "enable_worker_prestart": False,
 }
-"""How soon a node's loss is noticed where its connections do not tell of it."""
+"""A node's loss is noticed soon even where its connections do not tell of it, and no process is started to be idle."""
 STORE = 80 * 2**20
 
 
@@ -110,9 +112,9 @@ class Told:
     nodes: set[str] = field(default_factory=set)
     seconds: float = 0.0
 
-    async def ask(self, http: httpx.AsyncClient, nonce: int, pieces: int = 0, prompt: str = "") -> str:
+    async def ask(self, http: httpx.AsyncClient, nonce: int, pieces: int = 0, **more: Any) -> str:
         """Ask once -> the server's name."""
-        body = {"nonce": nonce, "pieces": pieces, "prompt": prompt}
+        body = {"nonce": nonce, "pieces": pieces, **more}
         async with http.stream("POST", "/v1/completions", json=body) as answer:
             text = (await answer.aread()).decode()
             name = answer.headers.get("x-outrider-replica", "")

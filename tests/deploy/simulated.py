@@ -17,7 +17,7 @@ from starlette.routing import Route
 class Simulated:
     """Answers with what was asked.
 
-    A body has a `nonce`; with `pieces` it is a stream of so many, a piece after each `seconds`.
+    A body has a `nonce`, and may have `seconds` of its own; with `pieces` a stream of so many, with as long between.
 
     Args:
         seconds: that an answer takes. slots: answers at once; others wait.
@@ -44,7 +44,7 @@ class Simulated:
         ask = await request.json()
         if not ask.get("pieces"):
             async with self.slot():
-                await asyncio.sleep(self.seconds)
+                await asyncio.sleep(ask.get("seconds") or self.seconds)
             self.ended.inc()
             return JSONResponse({"nonce": ask["nonce"], "node": ray.get_runtime_context().get_node_id()})
 
