@@ -63,7 +63,7 @@ def test_a_node_is_killed_under_load(fleet: Nodes) -> None:
     asks = [{"nonce": i, **kinds[i % 4]} for i in range(120)]
     told = asyncio.run(ask_all(fleet.url, asks, CLIENTS))
     killed.join()
-    assert not told.refused
+    assert not told.refused, told.refused
     assert set(told.whole.values()) == {1}
     assert sorted([*told.whole, *told.broken]) == list(range(120))
     assert told.broken

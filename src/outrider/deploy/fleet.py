@@ -9,7 +9,7 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
-from outrider.deploy.relay import Absent, Answer, Ask, Lost
+from outrider.deploy.relay import Absent, Answer, Ask, Lost, Pin
 from outrider.deploy.replica import Report
 
 REPORT_SECONDS = 3.0
@@ -26,7 +26,9 @@ class Fleet:
     def __init__(self, handle: Any, patience: float) -> None:
         self._handle = handle
         self._asking = handle.options(method_name="answer", stream=True)
+        self._reporting = handle.options(method_name="report")
         self._patience = patience
+        self._known: set[str] = set()
 
     async def ask(self, ask: Ask) -> Answer:
         """Ask one; what it says first is that it has the request."""
@@ -57,6 +59,22 @@ class Fleet:
 
     async def reports(self) -> list[Report]:
         """How those are that answer in time."""
-        answers = self._handle.broadcast("report")
-        told = await answers.results_async(timeout_s=REPORT_SECONDS, return_exceptions=True)
-        return sorted((one for one in told if isinstance(one, Report)), key=lambda report: report.server)
+        try:
+            answers = self._handle.broadcast("report")
+            told = await answers.results_async(timeout_s=REPORT_SECONDS, return_exceptions=True)
+        except TimeoutError:  # one that hangs takes them all along: those that are known are asked one by one
+            told = await asyncio.gather(*map(self._report, sorted(self._known)))
+        found = sorted((one for one in told if isinstance(one, Report)), key=lambda report: report.server)
+        self._known |= {report.server for report in found}
+        return found
+
+    async def _report(self, server: str) -> Report | None:
+        response = self._reporting.remote(Pin(server))
+        try:
+            async with asyncio.timeout(REPORT_SECONDS):
+                report: Report = await response
+                return report
+        except (RayError, RayServeException, TimeoutError):
+            response.cancel()
+            self._known.discard(server)  # it is known again once all answer
+            return None

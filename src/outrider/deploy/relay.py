@@ -54,6 +54,13 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """In the place of a request: something for one server and no other."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """The first thing that a server says: that it has a request."""
 

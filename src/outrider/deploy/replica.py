@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message
 
-from outrider.deploy.relay import Ask, Taken
+from outrider.deploy.relay import Ask, Pin, Taken
 from outrider.errors import OutriderError
 from outrider.server.logs import tell_all
 from outrider.server.settings import ServeConfig
@@ -65,7 +65,7 @@ class Replica:
             async for some in messages:
                 yield some
 
-    async def report(self) -> Report:
+    async def report(self, _: Pin | None = None) -> Report:
         """How this replica is."""
         hosted = self.hosted
         return Report(self.name, hosted.is_alive(), hosted.num_open(), hosted.metrics())

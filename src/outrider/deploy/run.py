@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -72,6 +73,7 @@ def until_told(ready: Callable[[], None]) -> None:
 @contextmanager
 def _cluster(deploy: DeployConfig) -> Iterator[dict[str, float]]:
     """What a cluster has: the one that is named, that of this machine, or one of this process alone."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody unless its user wants that
     try:
         ray.init(address=deploy.ray_address, include_dashboard=False, configure_logging=False, namespace=NAME)
     except (ConnectionError, RuntimeError, ValueError) as error:

@@ -21,7 +21,7 @@ class DeployConfig:
         retries: how often a request is asked anew where its server was lost before it had said anything.
         patience: most seconds that a request waits for a server to be there.
         cpus, gpus: of each server (gpus: None for one where the cluster has any).
-        ray_address: of a running Ray cluster (None: that of this machine, or a new one).
+        ray_address: of a running Ray cluster, "local" for a new one (None: the one on this machine, or a new one).
     """
 
     replicas: int | None = None
