@@ -50,7 +50,7 @@ class Nodes:
         self.workers.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 
-    def deploy(self, seconds: float, slots: int, **settings: Any) -> None:
+    def deploy(self, seconds: float, slots: int, goal: float = 60.0, **settings: Any) -> None:
         """Serve simulated servers, and wait until they are there."""
         from ray import serve
 
@@ -59,7 +59,7 @@ class Nodes:
 
         config, port = ServeConfig(shutdown_grace=10.0), int(self.url.rsplit(":", 1)[1])
         deploy = DeployConfig(**settings)
-        app = fleet(functools.partial(Simulated, seconds, slots), config, deploy, max_requests=slots)
+        app = fleet(functools.partial(Simulated, seconds, slots, goal), config, deploy, max_requests=slots)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         serve.run(app, name="outrider", route_prefix="/")
         self.wait(deploy.fewest)

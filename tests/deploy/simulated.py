@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from outrider.server.goodput import Goodput
+
 
 class Simulated:
     """Answers with what was asked.
@@ -20,14 +23,15 @@ class Simulated:
     A body has a `nonce`, and may have `seconds` of its own; with `pieces` a stream of so many, with as long between.
 
     Args:
-        seconds: that an answer takes. slots: answers at once; others wait.
+        seconds: that an answer takes. slots: answers at once; others wait. goal: seconds within which one is good.
     """
 
-    def __init__(self, seconds: float, slots: int) -> None:
+    def __init__(self, seconds: float, slots: int, goal: float = 60.0) -> None:
         self.app = Starlette(routes=[Route("/v1/completions", self.complete, methods=["POST"])])
         self.seconds = seconds
         self.slots = asyncio.Semaphore(slots)
         self.open = 0
+        self.goodput = Goodput(goal, goal)
         self.registry = CollectorRegistry()
         self.ended = Counter("outrider_generation_tokens", "Answers.", registry=self.registry)
 
@@ -41,11 +45,13 @@ class Simulated:
             self.open -= 1
 
     async def complete(self, request: Request) -> Response:
-        ask = await request.json()
+        ask, began = await request.json(), time.monotonic()
         if not ask.get("pieces"):
             async with self.slot():
                 await asyncio.sleep(ask.get("seconds") or self.seconds)
             self.ended.inc()
+            waited = time.monotonic() - began
+            self.goodput.judge(waited, waited, 1)
             return JSONResponse({"nonce": ask["nonce"], "node": ray.get_runtime_context().get_node_id()})
 
         async def events() -> AsyncIterator[str]:
@@ -68,4 +74,4 @@ class Simulated:
         return generate_latest(self.registry)
 
     def rates(self) -> tuple[float, float]:
-        return 0.0, 0.0
+        return self.goodput.rates()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from outrider.cli import main
 from outrider.cli.app import app
@@ -75,6 +77,11 @@ def test_rays_own_files_are_read_as_strictly(tmp_path):
     settings = {"max_replicas": "4", "cpus": "2", "max_requests": "8", "page": "False", "drafter": "none", "gpus": 0.5}
     made = build({"model": "m", **settings})
     assert made is not None
+    (page,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (served,) = yaml.safe_load(page)["applications"]
+    module, _, name = served["import_path"].partition(":")
+    assert getattr(importlib.import_module(module), name) is build
+    assert build(served["args"]) is not None
 
 
 def test_every_option_is_on_the_page():
