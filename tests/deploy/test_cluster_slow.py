@@ -52,18 +52,19 @@ def test_no_answer_is_lost_or_doubled_while_nodes_are_killed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_servers_do_the_work_of_two() -> None:
-    """At saturation, in turns on one cluster; a server answers two at a time, a tenth of a second each."""
+    """At saturation, in turns on one cluster; a server answers two at a time, half a second each."""
     with nodes(workers=2) as fleet:
         rates: dict[int, list[float]] = {1: [], 2: []}
         for servers in (1, 2, 1, 2):
-            fleet.deploy(seconds=0.1, slots=2, replicas=servers)
+            fleet.deploy(seconds=0.5, slots=2, replicas=servers)
             fleet.wait(servers)
             time.sleep(1.0)
-            asks = [{"nonce": i} for i in range(150 * servers)]
+            asks = [{"nonce": i} for i in range(40 * servers)]
             told = asyncio.run(ask_all(fleet.url, asks, 10 * servers))
             assert len(told.whole) == len(asks)
             rates[servers].append(len(asks) / told.seconds)
         ratio = sum(rates[2]) / sum(rates[1])
+        print(f"answers a second of one and of two servers, in turns: {rates}, ratio {ratio:.3f}")
         assert ratio >= 1.9, rates
 
 

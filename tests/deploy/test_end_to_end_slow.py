@@ -63,7 +63,8 @@ def test_two_servers_of_a_tiny_model(tmp_path) -> None:
     pytest.importorskip("ray", reason='needs "outrider[ray]"')
     model = save_tiny_chat(tmp_path / "model")
     llm = LLM(model, drafter="ngram", kernels="plain", threads=1)
-    (expected,) = llm.generate(BODY["prompt"], SamplingParams(max_tokens=12, seed=5, temperature=1, ignore_eos=True))
+    params = SamplingParams(max_tokens=12, seed=5, temperature=1, ignore_eos=True)
+    (expected,) = llm.generate(BODY["prompt"], params, raw=True)
     llm.close()
     with (
         deployed(model, tmp_path / "cache", "--replicas", "2", "--cpus", "0.5") as (process, url),

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.deploy.policy import PERIOD, Autoscale, Bearing, Seen, look, wanted
+from outrider.server.goodput import WINDOW
 
 
 def test_by_the_queue():
-    bearing = Bearing(limit=8.0, looked=0.0)
+    bearing = Bearing(limit=8.0, due=0.0)
     assert wanted(Seen(1, 24, 0, 0, 0), bearing) == 3
     assert wanted(Seen(3, 4, 0, 0, 0), bearing) == 0.5
 
@@ -21,8 +22,8 @@ def test_late_answers_lower_what_a_server_may_have():
     after = look(late, Bearing(16.0, 0.0), target=16, share=0.9)
     assert after.limit < 6  # below what each has now, so that there must be more of them
     assert wanted(late, after) > 2
-    assert after.looked == PERIOD
-    assert look(Seen(2, 12, 0, 5, PERIOD + 1), after, 16, 0.9) == after  # not before its time
+    assert after.due == PERIOD + WINDOW
+    assert look(Seen(3, 12, 0, 5, PERIOD + WINDOW - 1), after, 16, 0.9) == after  # what was seen then is still in it
 
 
 def test_good_answers_raise_it_again_where_it_is_tried():
@@ -43,7 +44,7 @@ def test_a_fleet_finds_the_size_at_which_answers_are_in_time():
     servers, bearing, sizes = 1, Bearing(64.0, 0.0), []
     for step in range(1, 60):
         each = 30 / servers
-        seen = Seen(servers, 30, 10.0 if each <= 5 else 5.0, 10.0, step * PERIOD)
+        seen = Seen(servers, 30, 10.0 if each <= 5 else 5.0, 10.0, step * WINDOW)
         bearing = look(seen, bearing, target=64, share=0.9)
         servers = min(20, max(1, math.ceil(wanted(seen, bearing))))
         sizes.append(servers)

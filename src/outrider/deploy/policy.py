@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.server.goodput import WINDOW
+
 PERIOD = 10.0
-"""Seconds between two looks at the goodput, as answers must have had time to come."""
+"""Seconds between two looks at the goodput; after a bad one what it saw must have been forgotten first (`WINDOW`)."""
 RAISE, LOWER = 1.1, 0.7
 """What becomes of the requests a server may have after a good look and after a bad one: up slowly, down fast (AIMD)."""
 NEAR = 0.8
@@ -35,11 +37,11 @@ class Bearing:
     """What is known of how much a server bears.
 
     Attributes:
-        limit: requests that it may have at once. looked: when the goodput was last judged, in seconds.
+        limit: requests that it may have at once. due: when the goodput is judged next, in seconds.
     """
 
     limit: float
-    looked: float
+    due: float
 
 
 def look(seen: Seen, bearing: Bearing, target: float, share: float) -> Bearing:
@@ -51,14 +53,14 @@ def look(seen: Seen, bearing: Bearing, target: float, share: float) -> Bearing:
     Args:
         target: most requests that a server may ever have at once. share: of the samples that must be good.
     """
-    if seen.now - bearing.looked < PERIOD or not seen.servers:
+    if seen.now < bearing.due or not seen.servers:
         return bearing
-    each, limit = seen.requests / seen.servers, bearing.limit
+    each, limit, pause = seen.requests / seen.servers, bearing.limit, PERIOD
     if seen.ended and seen.good < share * seen.ended:
-        limit = min(limit, LOWER * each) if each > 1 else limit
+        limit, pause = min(limit, LOWER * each) if each > 1 else limit, WINDOW
     elif seen.ended and each >= NEAR * limit:
         limit = RAISE * limit
-    return Bearing(min(target, max(1.0, limit)), seen.now)
+    return Bearing(min(target, max(1.0, limit)), seen.now + pause)
 
 
 def wanted(seen: Seen, bearing: Bearing) -> float:
@@ -87,6 +89,6 @@ class Autoscale:
         good, ended = (sum(told.get(name, {}).values()) for name in ("good", "ended"))
         now = float(context.current_time or 0.0)
         seen = Seen(context.current_num_replicas, float(context.total_num_requests), good, ended, now)
-        start = Bearing(float(before.get("limit", self.target)), float(before.get("looked", now)))
+        start = Bearing(float(before.get("limit", self.target)), float(before.get("due", now + PERIOD)))
         bearing = look(seen, start, self.target, self.share)
-        return wanted(seen, bearing), {"limit": bearing.limit, "looked": bearing.looked}
+        return wanted(seen, bearing), {"limit": bearing.limit, "due": bearing.due}
