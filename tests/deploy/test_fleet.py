@@ -114,11 +114,15 @@ def test_a_server_that_fails_is_not_lost() -> None:
 def test_one_that_hangs_hides_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "REPORT_SECONDS", 0.05)
     a, b = Report("a", True, 0, b""), Report("b", True, 0, b"")
-    handle = Handle(Response([]), Response([b]), Response([b]), reports=[b, a, ActorDiedError()])
+    handle = Handle(
+        Response([]), Response([b]), Response([a]), Response([], ActorDiedError()), reports=[b, a, ActorDiedError()]
+    )
     servers = Fleet(handle, 1.0)
     assert asyncio.run(servers.reports()) == [a, b]
     handle.reports = TimeoutError()
     assert asyncio.run(servers.reports()) == [b]
     assert handle.asked == [Pin("a"), Pin("b")]
-    assert [response.cancelled for response in handle.all] == [True, False, False]
-    assert asyncio.run(servers.reports()) == [b]
+    assert [response.cancelled for response in handle.all] == [True, False, False, False]
+    assert asyncio.run(servers.reports()) == [a]  # it answers again, and the other one has died
+    handle.reports = [a]
+    assert asyncio.run(servers.reports()) == [a]

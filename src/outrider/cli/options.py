@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.config import ACCEPTANCE, DTYPES, WIDENINGS, EngineConfig
+from outrider.config import ACCEPTANCE, DTYPES, OBJECTIVES, WIDENINGS, EngineConfig
 from outrider.deploy.settings import DeployConfig
 from outrider.errors import ConfigError, RequestError
 from outrider.registry import DRAFTERS
@@ -47,6 +47,7 @@ CHOICES = {
     "drafter": ("auto", "none", *DRAFTERS),
     "dtype": DTYPES,
     "acceptance": ACCEPTANCE,
+    "objective": OBJECTIVES,
     "widen": WIDENINGS,
     "logprobs_mode": tuple(LogprobsMode),
     "loss": LOSSES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -62,11 +63,10 @@ class Fleet:
         try:
             answers = self._handle.broadcast("report")
             told = await answers.results_async(timeout_s=REPORT_SECONDS, return_exceptions=True)
+            self._known = {one.server for one in told if isinstance(one, Report)}
         except TimeoutError:  # one that hangs takes them all along: those that are known are asked one by one
             told = await asyncio.gather(*map(self._report, sorted(self._known)))
-        found = sorted((one for one in told if isinstance(one, Report)), key=lambda report: report.server)
-        self._known |= {report.server for report in found}
-        return found
+        return sorted((one for one in told if isinstance(one, Report)), key=lambda report: report.server)
 
     async def _report(self, server: str) -> Report | None:
         response = self._reporting.remote(Pin(server))
@@ -74,7 +74,7 @@ class Fleet:
             async with asyncio.timeout(REPORT_SECONDS):
                 report: Report = await response
                 return report
-        except (RayError, RayServeException, TimeoutError):
+        except (RayError, RayServeException, TimeoutError) as error:
+            logging.getLogger("outrider").warning("replica %s does not say how it is: %r", server, error)
             response.cancel()
-            self._known.discard(server)  # it is known again once all answer
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import threading
@@ -64,12 +65,14 @@ class Places:
 
     A request goes to the server that knows most of its beginning, unless that server then had more than `SLACK` times
     the mean load (consistent hashing with bounded loads, Mirrokni et al., arXiv:1608.01350, with what was truly sent in
-    the place of the hash). Among those that know equally much the least busy one gets it.
+    the place of the hash). Among those that know equally much the least busy one gets it, or whose turn is longest ago.
     """
 
     def __init__(self) -> None:
         self._readers: OrderedDict[int, dict[str, None]] = OrderedDict()
         self._open: Counter[str] = Counter()
+        self._last: dict[str, int] = {}  # when each got a request last, by turns
+        self._turns = itertools.count(1)
         self._lock = threading.Lock()
 
     def rank(self, asked: Sequence[int], servers: Collection[str], avoid: Collection[str] = ()) -> list[str]:
@@ -78,16 +81,16 @@ class Places:
             known: Counter[str] = Counter()
             for digest in asked:
                 known.update(tuple(self._readers.get(digest, ())))
-            for gone in [server for server in self._open if server not in servers and not self._open[server]]:
+            for gone in [server for server, count in self._open.items() if server not in servers and not count]:
                 del self._open[gone]
+                self._last.pop(gone, None)
             total = sum(self._open[server] for server in servers)
             most = math.ceil(SLACK * (total + 1) / max(1, len(servers)))
 
             def order(server: str) -> tuple[bool, bool, int, int, int]:
                 load = self._open[server]
                 fits = load < most
-                mark = hashlib.blake2b(f"{asked[-1] if asked else 0} {server}".encode(), digest_size=8).digest()
-                return server in avoid, not fits, -known[server] if fits else 0, load, int.from_bytes(mark)
+                return server in avoid, not fits, -known[server] if fits else 0, load, self._last.get(server, 0)
 
             return sorted(servers, key=order)
 
@@ -104,6 +107,7 @@ class Places:
         """A request is on its way to a server."""
         with self._lock:
             self._open[server] += 1
+            self._last[server] = next(self._turns)
 
     def ended(self, server: str) -> None:
         """A request of a server is over, however it ended."""

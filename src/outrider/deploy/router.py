@@ -19,7 +19,10 @@ class PrefixRouter(RequestRouter):
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Ray Serve takes the first one that has room."""
-        asked = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        asked = None
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # or Ray asks again at once, for ever
+            asked = pending_request.args[0] if pending_request.args else None
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if isinstance(asked, Pin):
             return [[by_name[asked.server]]] if asked.server in by_name else []
