@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 from typing import Any
 
@@ -65,7 +66,9 @@ class Fleet:
             told = await answers.results_async(timeout_s=REPORT_SECONDS, return_exceptions=True)
             self._known = {one.server for one in told if isinstance(one, Report)}
         except TimeoutError:  # one that hangs takes them all along: those that are known are asked one by one
-            told = await asyncio.gather(*map(self._report, sorted(self._known)))
+            # In contexts of their own: in one, Ray gives all calls one id, and its router takes one for another.
+            calls = [(self._report(server), contextvars.Context()) for server in sorted(self._known)]
+            told = await asyncio.gather(*(asyncio.create_task(call, context=context) for call, context in calls))
         return sorted((one for one in told if isinstance(one, Report)), key=lambda report: report.server)
 
     async def _report(self, server: str) -> Report | None:
