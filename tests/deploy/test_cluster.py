@@ -1,4 +1,4 @@
-"""Simulated servers on a Ray cluster of node processes: where requests go, a node killed, servers drained."""
+"""Simulated servers on a Ray cluster of node processes: where requests go, and a node killed under load."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CLIENTS = 12
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Nodes]:
-    with nodes(workers=3) as made:
-        made.deploy(seconds=0.05, slots=8, replicas=3)
+    with nodes(workers=2) as made:
+        made.deploy(seconds=0.05, slots=8, replicas=2)
         yield made
 
 
@@ -42,16 +42,16 @@ def test_load_is_spread_and_figures_are_pooled(fleet: Nodes) -> None:
     told = asyncio.run(ask_all(fleet.url, [{"nonce": i} for i in range(60)], CLIENTS))
     assert set(told.whole.values()) == {1}
     assert len(told.whole) == 60
-    assert len(told.servers) == 3
-    assert min(told.servers.values()) >= 12
+    assert len(told.servers) == 2
+    assert min(told.servers.values()) >= 20
     time.sleep(1.1)  # or the figures are those of a moment ago
     text = httpx.get(f"{fleet.url}/metrics").text
     (pooled,) = (float(line.split()[-1]) for line in text.splitlines() if line.startswith("outrider_generation_tok"))
     apart = httpx.get(f"{fleet.url}/metrics/replicas").text
     each = {line.split()[0]: float(line.split()[-1]) for line in apart.splitlines() if line.startswith("outrider_gen")}
-    assert len(each) == 3
+    assert len(each) == 2
     assert pooled == sum(each.values()) >= 60
-    assert "outrider_deploy_replicas 3.0" in text
+    assert "outrider_deploy_replicas 2.0" in text
 
 
 def test_a_node_is_killed_under_load(fleet: Nodes) -> None:
@@ -60,28 +60,16 @@ def test_a_node_is_killed_under_load(fleet: Nodes) -> None:
     killed = threading.Timer(0.5, fleet.kill, args=[min(served_by)])
     killed.start()
     kinds = ({"pieces": 40}, {"seconds": 1.5}, {}, {})
-    asks = [{"nonce": i, **kinds[i % 4]} for i in range(120)]
+    asks = [{"nonce": i, **kinds[i % 4]} for i in range(48)]
     told = asyncio.run(ask_all(fleet.url, asks, CLIENTS))
     killed.join()
     assert not told.refused, told.refused
     assert set(told.whole.values()) == {1}
-    assert sorted([*told.whole, *told.broken]) == list(range(120))
+    assert sorted([*told.whole, *told.broken]) == list(range(48))
     assert told.broken
-    assert set(told.broken) <= set(range(0, 120, 4))
+    assert set(told.broken) <= set(range(0, 48, 4))
     text = httpx.get(f"{fleet.url}/metrics").text
     (retried,) = re.findall(r"^outrider_deploy_requests_retried_total (\S+)", text, re.MULTILINE)
     assert float(retried) >= 1
     assert set(told.broken.values()) <= {"replica_lost"}
-    fleet.wait(2)
-
-
-def test_fewer_servers_finish_what_they_have(fleet: Nodes) -> None:
-    """All streams end whole though one of their two servers is taken away in the middle."""
-    fewer = threading.Timer(0.5, fleet.deploy, kwargs={"seconds": 0.05, "slots": 8, "replicas": 1})
-    fewer.start()
-    asks = [{"nonce": i, "pieces": 50} for i in range(10)]
-    told = asyncio.run(ask_all(fleet.url, asks, len(asks)))
-    fewer.join()
-    assert (len(told.whole), told.broken, told.refused) == (10, {}, {})
-    assert len(told.servers) == 2
     fleet.wait(1)

@@ -1,10 +1,11 @@
-"""Simulated servers under load for minutes: nodes killed one after the other, and what a second server is worth."""
+"""Simulated servers for minutes: nodes killed one after the other, what a second server is worth, how they come and go."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import random
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -66,6 +67,22 @@ def test_two_servers_do_the_work_of_two() -> None:
         ratio = sum(rates[2]) / sum(rates[1])
         print(f"answers a second of one and of two servers, in turns: {rates}, ratio {ratio:.3f}")
         assert ratio >= 1.9, rates
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_fewer_servers_finish_what_they_have() -> None:
+    """All streams end whole though one of their two servers is taken away in the middle."""
+    with nodes(workers=2) as fleet:
+        fleet.deploy(seconds=0.05, slots=8, replicas=2)
+        fewer = threading.Timer(0.5, fleet.deploy, kwargs={"seconds": 0.05, "slots": 8, "replicas": 1})
+        fewer.start()
+        asks = [{"nonce": i, "pieces": 50} for i in range(10)]
+        told = asyncio.run(ask_all(fleet.url, asks, len(asks)))
+        fewer.join()
+        assert (len(told.whole), told.broken, told.refused) == (10, {}, {})
+        assert len(told.servers) == 2
+        fleet.wait(1)
 
 
 SOON = {"min_replicas": 1, "max_replicas": 3, "upscale_delay": 1.0, "downscale_delay": 3.0}
