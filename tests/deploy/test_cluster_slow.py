@@ -1,4 +1,4 @@
-"""Simulated servers for minutes: nodes killed one after the other, what a second server is worth, how they come and go."""
+"""Simulated servers for minutes: nodes killed one by one, what a second server is worth, how they come and go."""
 
 from __future__ import annotations
 
