@@ -50,10 +50,12 @@ class LLM:
 
     Args:
         model: alias, folder, `.gguf` file or hub id.
-        settings: any field of `EngineConfig`.
+        settings: any field of `EngineConfig`. With `tensor_parallel` it returns on the first process of `torchrun`
+            alone; the others serve that one, and end with it.
 
     Raises:
-        ConfigError, ModelError, KernelError, CapacityError: one sentence each, with the remedy.
+        ConfigError, ModelError, KernelError, CapacityError, RankError: one sentence each, with the remedy. SystemExit:
+            on other processes than the first, when the job is over.
     """
 
     def __init__(self, model: str, **settings: Any) -> None:

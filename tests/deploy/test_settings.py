@@ -70,6 +70,7 @@ def test_rays_own_files_are_read_as_strictly(tmp_path):
         ({}, "give model=NAME"),
         ({"model": "m", "replcas": "2"}, "did you mean 'replicas'"),
         ({"model": "m", "replicas": "two"}, "no number"),
+        ({"model": "m", "tensor_parallel": "2"}, "a replica has one device"),
         ({"model": "m", "api_key_file": str(tmp_path / "none")}, "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=said):

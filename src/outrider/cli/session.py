@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,14 +14,15 @@ from outrider.config import EngineConfig
 
 
 def fetch_if_missing(model: str) -> None:
-    """Bring a model that is an alias and not here yet; anything else is left to the loader.
+    """Bring a model that is an alias and not here yet; anything else is left to the loader. Of the processes that
+    `torchrun` started on a machine the first one does it.
 
     Raises:
         FetchError: if the download fails.
     """
     from outrider.models.fetch import ALIASES, fetch
 
-    if model in ALIASES:
+    if model in ALIASES and os.environ.get("LOCAL_RANK", "0") == "0":
         with progress_bar(f"fetching {model}") as update:
             fetch(model, update)
 

@@ -67,6 +67,8 @@ def application(model: str, engine: dict[str, Any], config: ServeConfig, deploy:
     if engine.get("drafter_model"):
         engine = {**engine, "drafter_model": _whole(engine["drafter_model"])}
     settled = EngineConfig.of(model=model, **engine)
+    if settled.tensor_parallel > 1:
+        raise ConfigError("a replica has one device: leave tensor_parallel out, or run `outrider serve` under torchrun")
     config.keys()
     if config.api_key_file is not None:
         config = replace(config, api_key_file=_whole(config.api_key_file))

@@ -22,6 +22,7 @@ from outrider.models.gguf import read_header
 from outrider.models.lean import LeanModel
 from outrider.models.module import ModuleModel
 from outrider.models.probe import probe, reference
+from outrider.models.ranks.group import Ranks
 from outrider.models.target import FIXED_WIDTH, Model, Original, Target
 from outrider.models.twin import as_twin, twin_model, widening_of
 from outrider.record import Laps
@@ -77,7 +78,7 @@ def load(
     if body is not None:
         dtype, generation = "packed", checks.read_generation_config(source)
     else:
-        dtype = _float_type(dtype, source, config, place)
+        dtype = float_type(dtype, source, config, place)
         module = checks.read_module(source, config, torch.float32 if dtype == "float32" else torch.bfloat16, place)
         generation = module.generation_config
         if self_test and dtype != "int8":
@@ -100,21 +101,24 @@ def load(
     return target
 
 
-def body_of(module: Any, kernels: Kernels, dtype: str = "auto") -> Model:
+def body_of(module: Any, kernels: Kernels, dtype: str = "auto", ranks: Ranks | None = None) -> Model:
     """The lean layers where they compute exactly what the module does, else the module.
 
     On a GPU without kernels made for it the libraries' own linears, under a graph, are the faster way.
+
+    ranks: those that share the model, of which the module is this rank's part.
 
     Raises:
         ModelError: if there are no such layers for 8-bit weights. KernelError: if the kernels do not multiply those.
     """
     if dtype == "int8":
-        rounded = LeanModel.from_module(module, kernels, "int8")
+        rounded = LeanModel.from_module(module, kernels, "int8", ranks)
         if rounded is None:
             kind = module.config.model_type
             raise ModelError(f"its architecture ({kind}) has no layers of int8 weights: choose dtype bfloat16")
         return rounded
-    lean = LeanModel.from_module(module, kernels) if module.device.type == "cpu" or kernels.name == "triton" else None
+    fast = module.device.type == "cpu" or kernels.name == "triton"
+    lean = LeanModel.from_module(module, kernels, ranks=ranks) if fast else None
     return lean or ModuleModel(module, kernels)
 
 
@@ -289,7 +293,7 @@ def _packed(dtype: str, source: Source, config: Any, device: torch.device, kerne
     return body
 
 
-def _float_type(dtype: str, source: Source, config: Any, device: torch.device) -> str:
+def float_type(dtype: str, source: Source, config: Any, device: torch.device) -> str:
     """What "auto" is where nothing runs packed: bfloat16 on a GPU, else what the folder holds."""
     if dtype != "auto":
         return dtype
