@@ -17,7 +17,6 @@ from outrider.errors import KernelError, ModelError
 from outrider.models.batch import BatchBuilder
 from outrider.models.gguf import read_header
 from outrider.models.loader import load, locate, resolve_device
-from outrider.models.target import same_vocabulary
 from tests.models.tiny import BASE, make_module, make_tokenizer
 
 
@@ -353,11 +352,3 @@ def test_a_folder_finds_its_packed_file(folder):
     assert locate(str(folder)).gguf is None
     write_gguf(folder / "weights.gguf")
     assert locate(str(folder)).gguf == folder / "weights.gguf"
-
-
-def test_same_vocabulary_names_the_first_difference():
-    same_vocabulary(make_tokenizer(100), make_tokenizer(100))
-    other = make_tokenizer(100)
-    other.add_tokens(["extra"])
-    with pytest.raises(ModelError, match=r"id 100 is None in one and 'extra' in the other"):
-        same_vocabulary(make_tokenizer(100), other)
