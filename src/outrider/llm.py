@@ -49,17 +49,18 @@ class LLM:
 
     Args:
         model: alias, folder, `.gguf` file or hub id.
+        progress: called with a stage of loading ("weights", "layers"), what is done and the total.
         settings: any field of `EngineConfig`.
 
     Raises:
         ConfigError, ModelError, KernelError, CapacityError: one sentence each, with the remedy.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str, *, progress: Callable[[str, int, int], None] | None = None, **settings: Any) -> None:
         self.config = EngineConfig.of(model=model, **settings)
         self.engine: Engine
         self.resolved: Resolved
-        self.engine, self.resolved = assemble(self.config)
+        self.engine, self.resolved = assemble(self.config, progress)
         self.tokenizer = self.engine.target.tokenizer
         self.prompts = Prompts(self.tokenizer, self.engine.target.vocab_size)
         self._ids = itertools.count()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, BertLMHeadModel
+from transformers.utils import logging
 
 from outrider.errors import KernelError, ModelError
 from outrider.models.batch import BatchBuilder
@@ -352,3 +353,16 @@ def test_a_folder_finds_its_packed_file(folder):
     assert locate(str(folder)).gguf is None
     write_gguf(folder / "weights.gguf")
     assert locate(str(folder)).gguf == folder / "weights.gguf"
+
+
+def test_loading_is_told_step_by_step(folder):
+    """Of the weights that are read, then of the layers that are filled; Transformers' own bars are as they were."""
+    told = []
+    load(str(folder), kernels="plain", self_test=False, progress=lambda *step: told.append(step))
+    stages = {stage: [(done, total) for name, done, total in told if name == stage] for stage, *_ in told}
+    assert list(stages) == ["weights", "layers"]
+    for steps in stages.values():
+        assert [done for done, _ in steps] == list(range(1, steps[-1][1] + 1))
+    assert stages["layers"][-1] == (3, 3)
+    assert len(stages["weights"]) > 20
+    assert logging.set_tqdm_hook(None) is None

@@ -25,7 +25,8 @@ from outrider.models.convert import convert
 from outrider.registry import nearest
 
 Progress = Callable[[str, int, int], None]
-"""Called with a stage ("download", "check", "convert"), what is done and the total, in bytes or steps."""
+"""Called with a stage ("download", "check", "convert", "weights", "layers"), what is done and the total, in bytes or
+steps."""
 
 
 @dataclass(frozen=True, slots=True)

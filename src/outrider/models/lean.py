@@ -15,8 +15,9 @@ from torch import Tensor
 from outrider.cache.pages import Pages, PageSpec
 from outrider.kernels.base import GatedLinear, Kernels, KeyIndex, Linear, Program
 from outrider.models.batch import FlatBatch
+from outrider.models.fetch import Progress
 from outrider.models.graph import PassGraphs, bucket
-from outrider.models.lean_layer import fill_layer, project
+from outrider.models.lean_layer import fill_layers, project
 from outrider.models.lean_spec import LeanSpec, fits, rotary_tables, spec_of
 from outrider.models.lean_weights import GgufWeights, ModuleWeights, Weights, in_words
 
@@ -54,15 +55,20 @@ class LeanModel:
         page_specs: per layer. nbytes: of all weights and tables. numerics: the arithmetic, in words.
     """
 
-    def __init__(self, spec: LeanSpec, weights: Weights, kernels: Kernels, tables: tuple[Tensor, Tensor]) -> None:
+    def __init__(
+        self,
+        spec: LeanSpec,
+        weights: Weights,
+        kernels: Kernels,
+        tables: tuple[Tensor, Tensor],
+        progress: Progress | None = None,
+    ) -> None:
+        """tables: cos and sin of the rotation. progress: told after each layer."""
         self.spec = spec
         self.kernels = kernels
         self.page_specs = [PageSpec(spec.num_kv_heads, spec.head_dim, spec.head_dim)] * spec.num_layers
         self._tables = tables
-        unrotated = (tables[0][:, :0], tables[1][:, :0])
-        self._layers = [
-            fill_layer(spec, weights, i, tables if spec.rotary[i] else unrotated) for i in range(spec.num_layers)
-        ]
+        self._layers = fill_layers(spec, weights, tables, progress)
         self._norm = weights.vector("model.norm")
         (self._embedding,) = weights.linears(["model.embed_tokens"])
         self._head = self._embedding if spec.tied else weights.linears(["lm_head"])[0]
@@ -78,20 +84,29 @@ class LeanModel:
         self._recordings: WeakKeyDictionary[Pages, dict[tuple[int, tuple[int, ...]], _Recording]] = WeakKeyDictionary()
 
     @classmethod
-    def from_module(cls, module: Any, kernels: Kernels, kind: str | None = None) -> LeanModel | None:
+    def from_module(
+        cls,
+        module: Any,
+        kernels: Kernels,
+        kind: str | None = None,
+        consume: bool = False,
+        progress: Progress | None = None,
+    ) -> LeanModel | None:
         """Fill the layers from a loaded Transformers model; None where they would not compute exactly what it does.
 
-        kind: "int8" rounds the weights of linears; None keeps them.
+        kind: "int8" rounds the weights of linears; None keeps them. consume: see `ModuleWeights`.
         """
         spec = spec_of(module.config)
         if spec is None or not fits(spec, module):
             return None
         with torch.inference_mode():
             tables = rotary_tables(module.model.rotary_emb, spec.max_positions, module.device)
-            return cls(spec, ModuleWeights(module, kernels, kind), kernels, tables)
+            return cls(spec, ModuleWeights(module, kernels, kind, consume), kernels, tables, progress)
 
     @classmethod
-    def from_gguf(cls, path: str | Path, config: Any, kernels: Kernels) -> LeanModel | None:
+    def from_gguf(
+        cls, path: str | Path, config: Any, kernels: Kernels, progress: Progress | None = None
+    ) -> LeanModel | None:
         """Read a GGUF file of architecture "llama" (Q4_0, Q4_1, Q8_0, F16, BF16, F32), its bits kept as they are.
 
         config: the Transformers config of the same model. None where file and config do not fit the layers exactly.
@@ -108,7 +123,8 @@ class LeanModel:
                 return None
             module = importlib.import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
             rotary = getattr(module, f"{spec.prefix}RotaryEmbedding")(config)
-            return cls(spec, weights, kernels, rotary_tables(rotary, spec.max_positions, torch.device("cpu")))
+            tables = rotary_tables(rotary, spec.max_positions, torch.device("cpu"))
+            return cls(spec, weights, kernels, tables, progress)
 
     @torch.inference_mode()
     def forward(

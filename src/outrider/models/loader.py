@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from outrider.config import DTYPES, cache_folder
 from outrider.errors import ModelError
 from outrider.kernels import Kernels, select, settle
-from outrider.models import checks
+from outrider.models import checks, quantised
 from outrider.models.checks import Source
 from outrider.models.fetch import ALIASES, PACKED_FILE, Progress, is_whole
 from outrider.models.fetch import fetch as bring
@@ -52,6 +53,7 @@ def load(
         kernels: by name, or those of another model on the same device, which are tried already.
         pass_width: rows of every pass of a Transformers module (None: `FIXED_WIDTH`).
         fetch: download an alias that is not there yet, instead of refusing.
+        progress: told of a download, of weights that are read and of layers that are filled.
         self_test: compare with Transformers' own logits and bit-compare rows among neighbours (`Target.report`).
         widen: enlarge it by this plan of `config.WIDENINGS`; the logits are compared with the original's.
         laps: told what the parts took.
@@ -72,13 +74,16 @@ def load(
     tokenizer = checks.read_tokenizer(source)
     if widen is not None and dtype in ("packed", "int8"):
         raise ModelError("a widened twin has float weights: choose dtype float32 or bfloat16")
-    packed = None if widen is not None else _packed(dtype, source, config, place, chosen)
+    packed = None if widen is not None else _packed(dtype, source, config, place, chosen, progress)
     expected, body = None, packed
     if body is not None:
         dtype, generation = "packed", checks.read_generation_config(source)
     else:
+        quantised.refuse_again(source.name, config, dtype, widen)
         dtype = _float_type(dtype, source, config, place)
-        module = checks.read_module(source, config, torch.float32 if dtype == "float32" else torch.bfloat16, place)
+        module = checks.read_module(
+            source, config, _torch_type(dtype), place, partial(progress, "weights") if progress else None
+        )
         generation = module.generation_config
         if self_test and dtype != "int8":
             laps.end("weights")
@@ -87,7 +92,7 @@ def load(
         if widen is not None:
             target = twin_of(source.name, widen, module, chosen, tokenizer)
         else:
-            body = body_of(module, chosen, dtype)
+            body = body_of(module, chosen, dtype, consume=True, progress=progress)
         del module
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what the lean layers fused is not needed apart, and memory is planned next
@@ -100,22 +105,30 @@ def load(
     return target
 
 
-def body_of(module: Any, kernels: Kernels, dtype: str = "auto") -> Model:
+def body_of(
+    module: Any, kernels: Kernels, dtype: str = "auto", consume: bool = False, progress: Progress | None = None
+) -> Model:
     """The lean layers where they compute exactly what the module does, else the module.
 
     On a GPU without kernels made for it the libraries' own linears, under a graph, are the faster way.
+
+    Args:
+        consume: the module is of no further use, and lean layers take its weights as they are filled.
 
     Raises:
         ModelError: if there are no such layers for 8-bit weights. KernelError: if the kernels do not multiply those.
     """
     if dtype == "int8":
-        rounded = LeanModel.from_module(module, kernels, "int8")
+        rounded = LeanModel.from_module(module, kernels, "int8", consume, progress)
         if rounded is None:
             kind = module.config.model_type
             raise ModelError(f"its architecture ({kind}) has no layers of int8 weights: choose dtype bfloat16")
         return rounded
-    lean = LeanModel.from_module(module, kernels) if module.device.type == "cpu" or kernels.name == "triton" else None
-    return lean or ModuleModel(module, kernels)
+    if module.device.type == "cpu" or kernels.name == "triton":
+        lean = LeanModel.from_module(module, kernels, None, consume, progress)
+        if lean is not None:
+            return lean
+    return ModuleModel(module, kernels)
 
 
 def twin_of(name: str, plan: str, module: Any, kernels: Kernels, tokenizer: Any) -> Target:
@@ -271,14 +284,16 @@ def _hub_folder(model: str) -> Path:
         ) from error
 
 
-def _packed(dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels) -> Model | None:
+def _packed(
+    dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels, progress: Progress | None
+) -> Model | None:
     """The model on its file's own bits, where that is asked for, or possible and "auto"."""
     if dtype not in ("packed", "auto"):
         return None
     packable = source.gguf is not None and device.type == "cpu" and read_header(source.gguf).is_packable
     body = None
     if source.gguf is not None and packable and (dtype == "packed" or kernels.name == "native"):
-        body = LeanModel.from_gguf(source.gguf, config, kernels)
+        body = LeanModel.from_gguf(source.gguf, config, kernels, progress)
     if body is None and dtype == "packed":
         reason = (
             f"its architecture ({config.model_type}) has no packed layers"
@@ -295,3 +310,7 @@ def _float_type(dtype: str, source: Source, config: Any, device: torch.device) -
         return dtype
     holds_bfloat16 = source.gguf is None and config.dtype == torch.bfloat16
     return "bfloat16" if device.type == "cuda" or holds_bfloat16 else "float32"
+
+
+def _torch_type(dtype: str) -> torch.dtype:
+    return torch.float32 if dtype == "float32" else torch.bfloat16
