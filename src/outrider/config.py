@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from outrider.registry import DRAFTERS, nearest, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "int8", "packed")
 ACCEPTANCE = ("match", "rejection")
+OBJECTIVES = ("throughput", "latency", "goodput")
 KERNELS = ("auto", "native", "triton", "plain")
 WIDENINGS = ("8b", "2x")
 """Plans by which `models/widen` enlarges a model."""
@@ -41,6 +43,9 @@ class EngineConfig:
         share_history: guesses may come from earlier replies of the engine, whoever asked; no text depends on it.
         exit_layers: layers that `early_exit` runs (None: a third of the target's).
         adaptive: control may choose any depth from 0 to `depth`; False drafts `depth` levels always.
+        objective: what it chooses by: "throughput" (tokens a second of all requests), "latency" (seconds a token in
+            the mean over requests) or "goodput" (tokens that come at the `pace`). pace: tokens a second that each
+            request should get, for "goodput".
         acceptance: "match" (same seed, same text) or "rejection" (same law).
         max_context: most positions of one request (None: the model's own). max_requests: most that run at once.
         max_rows: most rows of one pass. num_slots: key-value slots (None: planned from memory).
@@ -68,6 +73,8 @@ class EngineConfig:
     share_history: bool = False
     exit_layers: int | None = None
     adaptive: bool = True
+    objective: str = "throughput"
+    pace: float | None = None
     acceptance: str = "match"
     max_context: int | None = None
     max_requests: int = 64
@@ -90,6 +97,7 @@ class EngineConfig:
 
         choose("dtype", DTYPES)
         choose("acceptance", ACCEPTANCE)
+        choose("objective", OBJECTIVES)
         choose("kernels", KERNELS)
         if self.widen is not None:
             choose("widen", WIDENINGS)
@@ -127,6 +135,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name}={value!r} is out of range: give a whole number of at least {least}")
+        if (self.pace is not None) != (self.objective == "goodput"):
+            raise ConfigError("pace belongs to objective='goodput', and that to a pace: give both, or neither")
+        if self.pace is not None and not 0 < self.pace < math.inf:
+            raise ConfigError(f"pace={self.pace!r} is out of range: give tokens a second, above 0")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise ConfigError(f"memory_share={self.memory_share!r} is out of range: give a share above 0, up to 1")
         if self.threads is not None and self.threads > MOST_THREADS:

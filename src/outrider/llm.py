@@ -14,7 +14,8 @@ from typing import Any
 from outrider.config import EngineConfig
 from outrider.engine.ends import Emission
 from outrider.engine.prompts import Prompt, Prompts, is_iterable
-from outrider.engine.resolve import Resolved, assemble
+from outrider.engine.resolve import assemble
+from outrider.engine.resolved import Resolved
 from outrider.engine.step import Engine
 from outrider.engine.text import TextStream
 from outrider.errors import RequestError

@@ -52,6 +52,8 @@ ENGINE = {
     "--share-history": ("share_history", True),
     "--exit-layers 3": ("exit_layers", 3),
     "--no-adaptive": ("adaptive", False),
+    "--objective latency": ("objective", "latency"),
+    "--objective goodput --pace 20.5": ("pace", 20.5),
     "--acceptance rejection": ("acceptance", "rejection"),
     "--max-context 64": ("max_context", 64),
     "--max-requests 2": ("max_requests", 2),
@@ -66,6 +68,8 @@ ENGINE = {
     "--no-self-test": ("self_test", False),
     "--widen 8b": ("widen", "8b"),
 }
+WITH = {"pace": {"objective": "goodput"}}
+"""What a field is given with."""
 TRAINING = {
     "--steps 7": ("steps", 7),
     "--seconds 1.5": ("seconds", 1.5),
@@ -120,7 +124,7 @@ def test_sampling_values_arrive(run, engines, words):
 def test_engine_values_arrive(run, engines, words):
     name, value = ENGINE[words]
     assert run("generate", "m", "p", *words.split(), "--json").code == 0
-    assert engines[0].settings == {name: value}
+    assert engines[0].settings == {name: value, **WITH.get(name, {})}
 
 
 @pytest.fixture

@@ -97,6 +97,8 @@ def test_one_request_may_switch_speculation_off_or_lower_its_depth() -> None:
     control = Control(PassCost(FLAT), depth=6, width=2, adaptive=False)
     off = Request(0, (1,), SamplingParams(speculation=False), 0)
     low = Request(1, (1,), SamplingParams(depth=2), 0)
+    assert control.looks([off, low])
+    assert not control.looks([off])  # nobody pays for grades that no one reads
     budgets = control.budget([off, low])
     assert 0 not in budgets
     assert (budgets[1].depth, budgets[1].nodes) == (2, 4)
@@ -236,3 +238,23 @@ def test_a_cascades_dear_drafter_is_tried_again_while_the_cheap_one_guesses() ->
             asked.append(depth > 0)
     assert sum(asked[20:120]) <= 15
     assert sum(asked[-50:]) >= 45
+
+
+def test_guesses_in_flight_and_in_lockstep_have_prices_of_their_own() -> None:
+    """A level that costs a twentieth aloft says nothing of one whose rows the host must warp."""
+    control = Control(PassCost(FLAT), depth=4, width=1)
+    done = (RequestCycle(0, 4, 4, 2, None, True),)
+    aloft = Record(5, 0, done, 0, 0, 0, 10.8e-3, keys=5 * 256, overlaps=True)
+    plain = Record(1, 0, (RequestCycle(0, 0, 0, 1),), 0, 0, 0, 10.1e-3, keys=256, overlaps=True)
+    for _ in range(50):
+        control.learn(plain)
+        control.learn(aloft)
+    lockstep = Record(5, 0, done, 26e-3, 10.6e-3, 1e-3, 38e-3, keys=5 * 256)
+    for _ in range(4):
+        control.learn(lockstep)
+    prices = control.prices
+    prices.flies = True
+    assert prices.guesses({False: 4.0}) < 1e-3
+    assert 10e-3 < prices.cycle(1) < 10.3e-3
+    prices.flies = False
+    assert prices.guesses({False: 4.0}) > 20e-3

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.cache.pages import PageSpec
 from outrider.config import EngineConfig
 from outrider.drafters.base import Ask, Commit, Drafter, Needs
-from outrider.drafters.cascade import Cascade
+from outrider.drafters.cascade import Cascade, worth
 from outrider.errors import ConfigError
 from outrider.request import Request, SamplingParams
 from outrider.tree import Budget, DraftTree
@@ -84,6 +87,26 @@ def test_the_dear_one_gives_way_where_it_is_worse() -> None:
     for _ in range(50):
         cycle(cascade, asked, said=7)
     assert cycle(cascade, asked, said=7).tokens == (7,)
+
+
+@pytest.mark.parametrize(("level_price", "leads"), [(0.0, False), (0.3, True)])
+def test_a_cheap_one_that_is_worse_leads_where_the_dear_ones_levels_cost_more(level_price: float, leads: bool) -> None:
+    """The dear one is right three times of four, the cheap one every other time: tokens less their price decide."""
+    cheap, dear = Fixed("a", 7, 0), Fixed("b", 8)
+    cascade, asked = Cascade(cheap, dear), request()
+    priced = Budget(8, 1, 8, prices=(0.05,), level_price=level_price)
+    for step in range(200):
+        cheap.told = 0 if step % 3 else 9
+        cheap.token = 7 if step % 2 else 6
+        cycle(cascade, asked, said=(8 if step % 4 else 9) if cheap.told == 0 else 7, budget=priced)
+    cheap.told = 9
+    assert (cascade.grade(asked) == 9) is leads
+
+
+@given(rate=st.floats(0.01, 0.99), price=st.floats(0.001, 1.5))
+def test_worth_is_the_best_of_all_numbers_of_levels(rate: float, price: float) -> None:
+    best = max(itertools.accumulate((rate**level - price for level in range(1, 2000)), initial=0.0))
+    assert worth(rate, price) == pytest.approx(best, abs=1e-6)
 
 
 def test_a_drafter_without_prices_keeps_to_its_own_width() -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outrider.config import ACCEPTANCE, DTYPES, WIDENINGS, EngineConfig
+from outrider.config import ACCEPTANCE, DTYPES, OBJECTIVES, WIDENINGS, EngineConfig
 from outrider.errors import ConfigError, RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import LogprobsMode, SamplingParams
@@ -46,6 +46,7 @@ CHOICES = {
     "drafter": ("auto", "none", *DRAFTERS),
     "dtype": DTYPES,
     "acceptance": ACCEPTANCE,
+    "objective": OBJECTIVES,
     "widen": WIDENINGS,
     "logprobs_mode": tuple(LogprobsMode),
     "loss": LOSSES,

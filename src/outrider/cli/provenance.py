@@ -20,7 +20,7 @@ def provenance(
     """Where the drafter comes from, and what it was seen to do."""
     import torch
 
-    from outrider.engine.resolve import versions
+    from outrider.engine.resolved import versions
 
     on_gpu = torch.cuda.is_available()
     return {

@@ -51,7 +51,7 @@ def save(
 
 def origin() -> dict[str, Any]:
     """What every report says of itself: the command, the commit, the date, the machine, the versions."""
-    from outrider.engine.resolve import versions
+    from outrider.engine.resolved import versions
 
     return {
         "command": shlex.join(["outrider", *sys.argv[1:]]),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from itertools import accumulate
+from typing import Any
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 PATIENCE = 1.5
@@ -14,6 +16,8 @@ REFINE = 0.05
 """Weight of one new measurement: a busy machine must not swing the table."""
 SHARED = 0.75
 """Share of a plain pass's change that is taken for the machine's, or the context's, and so for that of every width."""
+AGREE = 1.25
+"""Widths that were measured before must have become dearer, or cheaper, by about the same."""
 CONTEXT, LONG = 256, 1024
 """Keys that each row of a measured pass reads, and where it is measured what more keys take."""
 FEW, SEVERAL = 1, 8
@@ -69,6 +73,40 @@ class PassCost:
         few, several = (least(width, CONTEXT + more) - table[width] for width in (FEW, SEVERAL))
         key = max(0.0, few / more)
         return cls(table, key, max(0.0, (several / more - key) / (SEVERAL - FEW)))
+
+    def confirmed(self, run: Callable[[int, int], float], repeats: int = 3) -> float | None:
+        """How many times as long passes take now, by one row and by several; None where these do not agree, so that
+        all must be measured anew. run: as of `measure`.
+        """
+        widths = [width for width in (FEW, SEVERAL) if width in self._widths]
+        ratios = []
+        for width in widths:
+            run(width, CONTEXT)
+            ratios.append(min(run(width, CONTEXT) for _ in range(repeats)) / self._base(width))
+        if not ratios or max(ratios) > AGREE * min(ratios):
+            return None
+        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+    def scaled(self, by: float) -> PassCost:
+        """Of a machine that takes so many times as long."""
+        table = zip(self._widths, self._seconds, strict=True)
+        return PassCost({width: seconds * by for width, seconds in table}, self.key * by, self.row_key * by)
+
+    def to_json(self) -> dict[str, Any]:
+        table = zip(self._widths, self._seconds, strict=True)
+        return {"rows": {str(width): seconds for width, seconds in table}, "key": self.key, "row_key": self.row_key}
+
+    @classmethod
+    def of_json(cls, kept: Mapping[str, Any]) -> PassCost:
+        """What `to_json` told.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: for anything else.
+        """
+        table = {int(width): float(seconds) for width, seconds in kept["rows"].items()}
+        if not table or min(table) < 1 or not all(0 < seconds < math.inf for seconds in table.values()):
+            raise ValueError("no table of seconds by rows")
+        return cls(table, float(kept["key"]), float(kept["row_key"]))
 
     def seconds(self, rows: int, requests: int = 1, context: float = CONTEXT) -> float:
         """Expected seconds of a pass; never falls as rows grow. context: keys that a row reads, in the mean."""

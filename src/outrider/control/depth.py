@@ -2,7 +2,7 @@
 
 Expected tokens of a pass with N guessed levels are R plus the sum of their path weights (Leviathan et al., 2211.17192;
 best-first over all requests as in DSpark, 2607.05147): levels are taken by falling weight, and the N that promises
-most tokens per second under the measured cost wins; N = 0 is among the choices.
+most of what is wanted (`objective`) under the measured cost wins; N = 0 is among the choices.
 A drafter that ranks its guesses is told what a node costs in tokens and shapes its tree itself (the width rule of CAST,
 2610.00321); here it is only decided which requests guess at all, by what their trees promised and how that was kept
 (`shapes`). Those that do not pay are tried again out of a purse (`purse`).
@@ -19,6 +19,7 @@ from outrider.control.acceptance import Acceptance
 from outrider.control.choice import Choice, best
 from outrider.control.cost import PassCost
 from outrider.control.life import Lives
+from outrider.control.objective import Objective, Throughput
 from outrider.control.prices import Prices
 from outrider.control.purse import Purses
 from outrider.control.shapes import Shapes
@@ -52,7 +53,8 @@ class Control:
     Args:
         depth: most levels (None: `DEEPEST`). width: most children of one node. nodes: most of a tree (None: depth x
             width). adaptive: False always drafts `depth` levels. ranks: the drafter shapes its trees by prices.
-        extra_rows: most probe rows of a request; adaptively only those that cost next to nothing.
+        extra_rows: most probe rows of a request; adaptively only those that cost next to nothing. objective: what the
+            guesses of a pass are to bring about.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class Control:
         adaptive: bool = True,
         ranks: bool = False,
         extra_rows: int = 0,
+        objective: Objective | None = None,
     ) -> None:
+        self.objective = objective or Throughput()
         self.prices = Prices(cost)
         self.acceptance = Acceptance()
         self.shapes = Shapes()
@@ -88,19 +92,20 @@ class Control:
         self.prices.cost = cost
 
     def looks(self, requests: Sequence[Request]) -> bool:
-        """Whether a budget, and the grades that it takes, are worth their time in this cycle; False where no guess can
-        pay, however good.
+        """Whether a budget, and the grades that it takes, are worth their time in this cycle; False where no guess is
+        wanted, or none can pay, however good.
 
         Where nothing was promised for a while that is not looked up in every cycle, the less often the more requests
         there are: it takes some 0.1 ms each, which is two in a hundred of a small model's pass.
         """
-        if not self.depth or not requests:
+        if not self.depth or not any(request.params.speculation for request in requests):
             return False
         count = len(requests)
         if not self.adaptive or self.extra_rows:
             return True
         if self._cycle - self._promised > AWAKE and self._cycle % min(DROWSY, 2 * count):
             return False
+        self.prices.flies = False
         self.prices.at(count, sum(request.num_tokens for request in requests))
         return self.prices.rows(count + 1) - self.prices.rows(count) < SUREST * self.prices.token
 
@@ -108,15 +113,17 @@ class Control:
         self, requests: Sequence[Request], grades: Mapping[int, int | None] = MappingProxyType({})
     ) -> dict[int, Budget]:
         """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
+        self.prices.flies = False
         budgets = self._guesses(requests, grades, self.ranks) if self.depth else {}
         if self.extra_rows and self.depth:
             self._spare(requests, budgets)
         return budgets
 
     def outlined(self, requests: Sequence[Request]) -> dict[int, Budget]:
-        """As `budget`, for trees whose shape is settled before they grow: levels are weighed one by one, as those of a
-        drafter that does not rank, and no node stops at its price.
+        """As `budget`, for cycles in flight, whose trees have a shape before they grow: levels are weighed one by one,
+        as those of a drafter that does not rank, and no node stops at its price.
         """
+        self.prices.flies = True
         return self._guesses(requests, MappingProxyType({}), ranks=False) if self.depth else {}
 
     def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool) -> dict[int, Budget]:
@@ -278,7 +285,7 @@ class Control:
     ) -> tuple[dict[int, int], float]:
         """Depths by request id, and the tokens per second that they promise."""
         choices = [c for request_id, cap in caps.items() for c in self._choices(request_id, cap, grades, ranks)]
-        taken, speed = best(choices, len(caps), self.prices)
+        taken, speed = best(choices, len(caps), self.prices, self.objective)
         if taken:
             self._promised = self._cycle
         return dict.fromkeys(caps, 0) | {choice.request_id: choice.depth for choice in taken}, speed

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 REFINE = 0.05
 """Weight of one new measurement: a busy machine must not swing the prices."""
 OUTLIER = 2.0
@@ -34,6 +37,31 @@ class DraftCost:
         self._covariance = 0.0
         self.catch_up = 0.0
         """Expected seconds of a token that a lagging drafter must read first."""
+
+    def to_json(self) -> dict[str, float]:
+        """All that was learnt."""
+        return {name.lstrip("_"): value for name, value in vars(self).items()}
+
+    @classmethod
+    def of_json(cls, kept: Mapping[str, float]) -> DraftCost:
+        """What `to_json` told.
+
+        Raises:
+            KeyError, TypeError, ValueError: for anything else.
+        """
+        cost = cls()
+        for name in vars(cost):
+            value = kept[name.lstrip("_")]
+            if not math.isfinite(value):
+                raise ValueError(f"{name}={value} is no measurement")
+            setattr(cost, name, value)
+        return cost
+
+    def scale(self, by: float) -> None:
+        """The machine takes so many times as long now."""
+        self._seconds *= by
+        self._covariance *= by
+        self.catch_up *= by
 
     def knows(self, reads: bool) -> bool:
         """Whether a guess was ever seen, and reading, where it `reads` a text first."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from outrider.control.cost import CONTEXT, PassCost
 from outrider.control.draft_cost import DraftCost
@@ -10,26 +12,92 @@ from outrider.record import Record
 
 SMOOTH = 0.05
 """Weight of one new cycle in the means of what lies around a pass."""
+PARTS = ("planning", "settling", "judging")
+KINDS = {False: "ungraded", True: "graded"}
 OUTLIER = 2.0
 """What took longer than so many times the mean counts as that."""
+
+
+@dataclass(slots=True)
+class Around:
+    """What lies around the passes of cycles of one kind, in seconds.
+
+    Attributes:
+        drafting: of guesses without and with a grade; a cascade's graded ones come from its cheap drafter. planning,
+            settling: what a cycle without guesses spends before and after its pass; plain decoding spends them for
+            every token. judging: what one with guesses spends beyond that after its pass, on rows that are drawn.
+    """
+
+    drafting: dict[bool, DraftCost] = field(default_factory=lambda: {False: DraftCost(), True: DraftCost()})
+    planning: float = 0.0
+    settling: float = 0.0
+    judging: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        drafting = {KINDS[graded]: cost.to_json() for graded, cost in self.drafting.items()}
+        return {"drafting": drafting, **{name: getattr(self, name) for name in PARTS}}
+
+    @classmethod
+    def of_json(cls, kept: Mapping[str, Any]) -> Around:
+        """What `to_json` told; raises as `Prices.of_json`."""
+        drafting = {graded: DraftCost.of_json(kept["drafting"][kind]) for graded, kind in KINDS.items()}
+        return cls(drafting, *(float(kept[name]) for name in PARTS))
+
+    def scale(self, by: float) -> None:
+        for drafting in self.drafting.values():
+            drafting.scale(by)
+        for name in PARTS:
+            setattr(self, name, getattr(self, name) * by)
 
 
 class Prices:
     """All measured costs of an engine.
 
     Attributes:
-        cost: of a pass. drafting: of guesses without and with a grade; a cascade's graded ones come from its cheap
-            drafter. planning, settling: seconds that a cycle without guesses spends before and after its pass; plain
-            decoding spends them for every token. judging: what one with guesses spends beyond that after its pass, on
-            rows that are drawn. count, context: requests that decode now, and their mean tokens.
+        cost: of a pass. lockstep, aloft: of cycles that are read before the next begins, and of those in flight, whose
+            drafter may cost a tenth. flies: which of them the next cycle is. count, context: requests that decode now,
+            and their mean tokens. learnt: records that refined them.
     """
 
     def __init__(self, cost: PassCost) -> None:
         self.cost = cost
-        self.drafting = {False: DraftCost(), True: DraftCost()}
-        self.planning = self.settling = self.judging = 0.0
+        self.lockstep, self.aloft = Around(), Around()
+        self.flies = False
+        self.learnt = 0
         self.count = 1
         self.context: float = CONTEXT
+
+    @property
+    def around(self) -> Around:
+        """Of cycles such as the next one."""
+        return self.aloft if self.flies else self.lockstep
+
+    @property
+    def drafting(self) -> dict[bool, DraftCost]:
+        """Of guesses without and with a grade, in cycles such as the next one."""
+        return self.around.drafting
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what belongs to the requests of now."""
+        ways = {"lockstep": self.lockstep.to_json(), "aloft": self.aloft.to_json()}
+        return {"passes": self.cost.to_json(), **ways}
+
+    @classmethod
+    def of_json(cls, kept: Mapping[str, Any]) -> Prices:
+        """What `to_json` told.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: for anything else.
+        """
+        prices = cls(PassCost.of_json(kept["passes"]))
+        prices.lockstep, prices.aloft = Around.of_json(kept["lockstep"]), Around.of_json(kept["aloft"])
+        return prices
+
+    def scale(self, by: float) -> None:
+        """The machine takes so many times as long now."""
+        self.cost = self.cost.scaled(by)
+        self.lockstep.scale(by)
+        self.aloft.scale(by)
 
     def at(self, count: int, keys: int) -> None:
         """So many requests decode now, that have so many tokens together."""
@@ -41,12 +109,14 @@ class Prices:
 
     def cycle(self, rows: int) -> float:
         """Seconds of a cycle whose pass has so many rows, but for drafting."""
-        return self.rows(rows) + self.planning + self.settling
+        around = self.around
+        return self.rows(rows) + around.planning + around.settling
 
     def guesses(self, levels: Mapping[bool, float]) -> float:
         """Seconds that guesses of so many levels, without and with a grade, take beside the rows of their pass."""
-        drafting = sum(self.drafting[graded].seconds(deep) for graded, deep in levels.items())
-        return drafting + self.judging if levels else 0.0
+        around = self.around
+        drafting = sum(around.drafting[graded].seconds(deep) for graded, deep in levels.items())
+        return drafting + around.judging if levels else 0.0
 
     @property
     def token(self) -> float:
@@ -57,29 +127,39 @@ class Prices:
         """deepest: levels of the deepest guess that was asked for without, and with, a grade. lag: tokens that
         drafters had to read first.
         """
+        self.learnt += 1
         if record.cycles and record.keys:
             self.at(len(record.cycles), len(record.cycles) * record.keys // record.rows)
         if record.overlaps:
-            # Nobody knows the parts of such a cycle: what it takes beyond its pass is the price of guessing.
-            for levels in deepest.values():
-                self.drafting[False].learn(levels, max(0.0, record.seconds_total - self.rows(record.rows)))
+            self._learn_aloft(record, deepest)
             return
+        around = self.lockstep
         if not record.prefill_rows:
             self.cost.learn_pass(record.rows, record.seconds_verify, self.count, self.context)
             if not deepest:
-                self.planning = _mean(self.planning, record.seconds_draft)
-                self.settling = _mean(self.settling, record.seconds_sample)
-            elif self.settling:
-                self.judging = _mean(self.judging, max(0.0, record.seconds_sample - self.settling))
+                around.planning = _mean(around.planning, record.seconds_draft)
+                around.settling = _mean(around.settling, record.seconds_sample)
+            elif around.settling:
+                around.judging = _mean(around.judging, max(0.0, record.seconds_sample - around.settling))
         if len(deepest) == 1:  # where both kinds were drafted, nobody knows whose the seconds are
             ((graded, levels),) = deepest.items()
-            seconds = max(0.0, record.seconds_draft - self.planning)
+            seconds = max(0.0, record.seconds_draft - around.planning)
             if lag and not graded:
-                self.drafting[graded].learn_catch_up(levels, seconds, lag)
+                around.drafting[graded].learn_catch_up(levels, seconds, lag)
             else:
-                self.drafting[graded].learn(levels, seconds)
+                around.drafting[graded].learn(levels, seconds)
         if not lag:
-            self.drafting[False].fade()
+            around.drafting[False].fade()
+
+    def _learn_aloft(self, record: Record, deepest: Mapping[bool, int]) -> None:
+        """Nobody knows the parts of such a cycle: what it takes beyond its pass, and beyond what one without guesses
+        does, is the price of guessing.
+        """
+        beyond = max(0.0, record.seconds_total - self.rows(record.rows))
+        if not deepest:
+            self.aloft.planning = _mean(self.aloft.planning, beyond)
+        for levels in deepest.values():
+            self.aloft.drafting[False].learn(levels, max(0.0, beyond - self.aloft.planning))
 
 
 def _mean(old: float, new: float) -> float:

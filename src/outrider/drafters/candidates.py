@@ -18,6 +18,7 @@ from outrider.kernels.base import Kernels
 from outrider.kernels.parcel import send
 from outrider.sampling.context import Context, Row
 from outrider.sampling.rejection import draft_siblings, parts
+from outrider.sampling.rows import warp_rows
 from outrider.sampling.warp import laws, warp
 from outrider.tree import DraftTree
 
@@ -163,8 +164,7 @@ class Candidates:
         warped = [row for row, place in enumerate(places) if place.warps]
         if warped and weights.data_ptr() == logits.data_ptr():
             weights = weights.clone()
-        for row in warped:
-            weights[row] = _warp(weights[row], places[row].row())
+        _warp(weights, warped, [places[row] for row in warped])
         return laws(weights, [place.context.temperature for place in places]).to(torch.float32)
 
     def _by_draw(self, tokens: Sequence[float], chances: Sequence[float], depth: int, doubt: float) -> list[Candidate]:
@@ -230,11 +230,12 @@ class Candidates:
         """The weights of every row over the drafter's columns; the very logits where no request warps."""
         logits = logits[:, : self._vocab_size]
         warped = [i for i, place in enumerate(places) if place.warps]
-        if warped:
-            logits = logits.clone()
-            for i in warped:
-                weights = _warp(self._full(logits[i]), places[i].row())
-                logits[i] = weights[: logits.shape[1]] if self._kept is None else weights[self._kept]
+        if not warped:
+            return logits
+        logits = logits.clone()
+        weights = self._full(logits[warped])
+        _warp(weights, range(len(warped)), [places[i] for i in warped])
+        logits[warped] = weights[:, : logits.shape[1]] if self._kept is None else weights[:, self._kept]
         return logits
 
     def _full(self, logits: Tensor) -> Tensor:
@@ -272,9 +273,19 @@ def _log_chances(logits: Tensor, columns: Tensor, temperatures: Tensor | None) -
     return torch.log_softmax(logits, dim=1).gather(1, columns.clamp(min=0))
 
 
-def _warp(logits: Tensor, row: Row) -> Tensor:
-    """As `warp`; nothing can be drawn where the request is at fault, which the target's own draw will tell it."""
-    try:
-        return warp(logits, row)
-    except RequestError:
-        return torch.full_like(logits, -math.inf)
+def _warp(weights: Tensor, at: Sequence[int], places: Sequence[Place]) -> None:
+    """Warp rows `at` of the weights (P, V) in place, by the kernels that the requests have, all of these in one call.
+
+    Nothing can be drawn where a request is at fault, which the target's own draw will tell it.
+    """
+    rows = {index: place.row() for index, place in zip(at, places, strict=True)}
+    quick = [index for index, row in rows.items() if row.context.warper and not row.context.params.automaton]
+    if quick:
+        warper = rows[quick[0]].context.warper
+        assert warper is not None
+        weights[quick] = warp_rows(warper, weights, quick, [rows[index] for index in quick])
+    for index in rows.keys() - set(quick):
+        try:
+            weights[index] = warp(weights[index], rows[index])
+        except RequestError:
+            weights[index] = -math.inf

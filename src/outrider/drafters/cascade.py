@@ -1,10 +1,11 @@
-"""Two drafters, the cheap one first: the dear one guesses where the cheap one is silent or has been worse.
+"""Two drafters, the cheap one first: the dear one guesses where the cheap one is silent or worth less, its price paid.
 
 Source: the horizontal cascade of Chen et al., "Cascade Speculative Drafting" (2312.11462), with one drafter a cycle.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -68,6 +69,18 @@ class Rate:
         self._trials *= share
 
 
+def worth(rate: float, price: float) -> float:
+    """Tokens that a chain brings beyond its price: each level holds with chance `rate` and costs `price` tokens, and
+    none is taken that costs more than it brings. Infinite where levels cost nothing and always hold.
+    """
+    if price <= 0:
+        return rate / (1 - rate) if rate < 1 else math.inf
+    if not 0 < rate < 1:
+        return 0.0 if rate <= price else math.inf
+    levels = max(0, math.floor(math.log(price) / math.log(rate)))
+    return rate * (1 - rate**levels) / (1 - rate) - levels * price
+
+
 @dataclass(frozen=True, slots=True)
 class _Guess:
     """A request's last tree, the rate that learns of it, and the output position of its first level."""
@@ -80,9 +93,10 @@ class _Guess:
 class Cascade(Drafter):
     """Any two drafters by name, `ngram+eagle3`; both see every pass.
 
-    The cheap one guesses where its measured acceptance at the grade it gives is at least the dear one's; both are
-    running means over all requests of the engine, learned from their own guesses. Where it gives no grade it is asked
-    first, and the dear one wherever it stays silent.
+    The cheap one guesses where its guesses, at the grade it gives, are worth at least as much as the dear one's: tokens
+    by measured acceptance, running means over all requests of the engine, learned from their own guesses; less what
+    their rows and the dear one's levels last cost, as budgets told. Without prices, acceptance alone decides. Where the
+    cheap one gives no grade it is asked first, and the dear one wherever it stays silent.
 
     Raises:
         ConfigError: where both keep keys and values of their own: there is one such stack.
@@ -101,6 +115,8 @@ class Cascade(Drafter):
         self.notes = (*first.notes, *second.notes)
         self._cheap = [Rate(prior) for prior in PRIOR_CHEAP]
         self._dear = Rate(PRIOR_DEAR)
+        self._row = self._level = 0.0
+        """Tokens that a row of a pass, and a level of the dear one's drafting, were worth when it was last asked."""
         self._last: dict[int, _Guess] = {}
 
     def place(self, target_pages: Pages, own_pages: Pages | None, block_size: int) -> None:
@@ -139,6 +155,8 @@ class Cascade(Drafter):
             if grade and index not in leading:
                 self._rate(grade).fade(FADE)
         left = [index for index, tree in enumerate(trees) if tree is None]
+        for budget in (asks[index].budget for index in left):
+            self._row, self._level = budget.price(0), budget.level_price
         for index, tree in zip(left, self._guesses(self.second, [asks[i] for i in left]), strict=True):
             trees[index] = tree
             self._remember(asks[index], tree, self._dear)
@@ -158,7 +176,10 @@ class Cascade(Drafter):
 
     def _leads(self, grade: int) -> bool:
         """Whether the cheap one guesses at this grade."""
-        return grade > 0 and self._rate(grade).value >= self._dear.value
+        if grade == 0:
+            return False
+        cheap, dear = self._rate(grade).value, self._dear.value
+        return cheap >= dear or worth(cheap, self._row) >= worth(dear, self._row + self._level)
 
     def _rate(self, grade: int | None) -> Rate:
         """The cheap one's; without a grade, as of the best grade: it is only told apart from silence."""

@@ -10,6 +10,7 @@ import torch
 
 from outrider.cache.pages import Pages
 from outrider.control.cost import CONTEXT, LONG, WIDTHS, PassCost
+from outrider.control.prices import Prices
 from outrider.engine.memory import PASS
 from outrider.models.batch import BatchBuilder, FlatBatch
 from outrider.models.graph import BUCKETS
@@ -45,8 +46,13 @@ def take_graphs(target: Target, pages: Pages, rows: int, block_size: int, taps: 
         target.forward(_blank(target, width, block_size), pages, taps=taps)
 
 
-def pass_cost(target: Target, pages: Pages, block_size: int, taps: tuple[int, ...] = ()) -> PassCost:
-    """Seconds of passes by rows, which read and write the block that belongs to nobody."""
+def prices_of(
+    target: Target, pages: Pages, block_size: int, taps: tuple[int, ...] = (), kept: Prices | None = None
+) -> Prices:
+    """Seconds of passes by rows, which read and write the block that belongs to nobody.
+
+    kept: what was measured before, taken over where a few passes confirm it.
+    """
     longest = min(target.max_positions - 1, pages.num_slots - block_size, LONG)
     for stack in (*pages.keys, *pages.values):
         stack[: longest + 1] = 0  # memory that nobody wrote to is read from one page of zeros, which is always at hand
@@ -55,7 +61,10 @@ def pass_cost(target: Target, pages: Pages, block_size: int, taps: tuple[int, ..
         batch = _blank(target, rows, block_size, context, spread=context <= longest)
         return _seconds(target, pages, batch, taps)
 
-    return PassCost.measure(run, longest=longest)
+    if kept is not None and (dearer := kept.cost.confirmed(run)) is not None:
+        kept.scale(dearer)
+        return kept
+    return Prices(PassCost.measure(run, longest=longest))
 
 
 def _seconds(target: Target, pages: Pages, batch: FlatBatch, taps: tuple[int, ...]) -> float:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
-import torch
-import transformers
-
-import outrider
 from outrider.cache.blocks import BlockPool
 from outrider.cache.ledger import Ledger
 from outrider.cache.pages import Pages
 from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import DEEPEST, Control
+from outrider.control.objective import objective_of
 from outrider.drafters.base import Drafter, Needs, Workshop
 from outrider.drafters.cascade import build
 from outrider.engine.drafter_probe import probe_drafter
+from outrider.engine.kept_prices import Shelf
 from outrider.engine.memory import MemoryPlan, Room, Wishes, plan_memory, slot_bytes
-from outrider.engine.rehearsal import pass_bytes, pass_cost, take_graphs
+from outrider.engine.rehearsal import pass_bytes, prices_of, take_graphs
+from outrider.engine.resolved import Resolved, versions
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.seating import seating, seats_bytes
 from outrider.engine.step import Engine
@@ -36,65 +33,8 @@ DEFAULT_DRAFTER = "ngram"
 """Needs no weights, no memory and no training, and is silent where it has nothing to say."""
 TRAINED_DRAFTER = "ngram+small_model"
 """Where a small model was trained for the target: the fastest that was measured on a CPU (docs/measurements.md)."""
-HIDDEN = ("memory", "pass_seconds", "start", "probe", "drafter_probe", "reasons", "notes")
-"""Settings with a line of their own, or only in the JSON."""
 IN_FLIGHT = 2
 """Cycles on a GPU at once: one runs while the host reads the one before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """What runs: every setting after its "auto" was decided, and why; printed at start, saved with every report.
-
-    Attributes:
-        pass_seconds: of a pass, by its rows. start: seconds of the parts of the start.
-    """
-
-    model: str
-    way: str
-    dtype: str
-    numerics: str
-    device: str
-    kernels: str
-    fixed_width: int | None
-    drafter: str
-    depth: int
-    width: int
-    nodes: int
-    adaptive: bool
-    acceptance: str
-    exactness: str
-    max_context: int
-    max_requests: int
-    max_rows: int
-    block_size: int
-    prefix_cache: bool
-    in_flight: int
-    memory: MemoryPlan
-    pass_seconds: dict[int, float]
-    start: dict[str, float]
-    versions: dict[str, str]
-    probe: dict[str, Any] | None
-    drafter_probe: dict[str, Any] | None
-    reasons: dict[str, str]
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "memory": self.memory.to_json()}
-
-    def lines(self) -> list[str]:
-        """One line a setting, with its reason where it was decided here."""
-        shown = {k: v for k, v in asdict(self).items() if k not in HIDDEN}
-        width = max(map(len, shown))
-        lines = [
-            f"{name:<{width}}  {value}" + (f"  ({self.reasons[name]})" if name in self.reasons else "")
-            for name, value in shown.items()
-        ]
-        lines.append(f"{'memory':<{width}}  {self.memory.sentence()}")
-        passes = ", ".join(f"{rows}: {seconds * 1e3:.1f} ms" for rows, seconds in self.pass_seconds.items())
-        start = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in self.start.items())
-        lines += [f"{'pass':<{width}}  by rows {passes}", f"{'start':<{width}}  {start}"]
-        return [*lines, *(f"note: {note}" for note in self.notes)]
 
 
 def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | None = None) -> tuple[Engine, Resolved]:
@@ -137,7 +77,8 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
     memory = _plan(config, target, drafter, (depth, width, nodes), max_context)
     nodes, depth = min(nodes, memory.nodes), min(depth, nodes, memory.nodes)
     laps.end("memory plan")
-    control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, needs.ranks, needs.extra_rows)
+    wish = objective_of(config.objective, config.pace)
+    control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, needs.ranks, needs.extra_rows, wish)
     engine = _engine(config, target, drafter, control, max_context, memory)
     laps.end("graphs and prices of passes")
     doubts, found, told = None, None, drafter.notes if drafter else ()
@@ -158,6 +99,7 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
         width=width,
         nodes=nodes,
         adaptive=config.adaptive,
+        objective=config.objective,
         acceptance=config.acceptance,
         exactness=target.exactness if config.acceptance == "match" else "distribution",
         max_context=max_context,
@@ -223,9 +165,13 @@ def _engine(
     stacks = (drafter.name,) if drafter and needs.stack else ()
     ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
     take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
-    control.cost = pass_cost(target, pages, config.block_size, needs.taps)
+    shelf = Shelf.of(config, target, drafter)
+    control.prices = prices_of(target, pages, config.block_size, needs.taps, shelf.read())
     scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
-    return Engine(target, pages, scheduler, drafter, control, config.acceptance, _in_flight(config, target, drafter))
+    in_flight = _in_flight(config, target, drafter)
+    engine = Engine(target, pages, scheduler, drafter, control, config.acceptance, in_flight)
+    shelf.keep(engine, control)
+    return engine
 
 
 def _context(config: EngineConfig, target: Target, reasons: dict[str, str]) -> int:
@@ -253,16 +199,6 @@ def _in_flight(config: EngineConfig, target: Target, drafter: Drafter | None) ->
     if config.in_flight is not None:
         return config.in_flight
     return IN_FLIGHT if target.device.type == "cuda" else 0
-
-
-def versions() -> dict[str, str]:
-    """What a figure depends on besides the machine."""
-    return {
-        "outrider": outrider.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 def _refuse(config: EngineConfig, target: Target) -> None:

@@ -105,12 +105,12 @@ def _fingerprint(command: list[str], flags: list[str]) -> str:
         if source.suffix in (".h", ".cpp"):
             digest.update(source.name.encode() + source.read_bytes())
     version = subprocess.run([*command, "--version"], check=True, capture_output=True, text=True, timeout=_SECONDS)
-    for part in (*flags, version.stdout, platform.machine(), *_cpu_flags()):
+    for part in (*flags, version.stdout, platform.machine(), *cpu_flags()):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:24]
 
 
-def _cpu_flags() -> list[str]:
+def cpu_flags() -> list[str]:
     """What `-march=native` looks at, as far as the system tells: a cache folder may be shared between machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

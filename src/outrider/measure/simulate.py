@@ -8,7 +8,7 @@ few per cent (docs/measurements.md).
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -191,7 +191,11 @@ class Told:
 
 
 class Simulation:
-    """Decodes traces in a world, under control's policy (None: adaptive control over the world's costs)."""
+    """Decodes traces in a world, under control's policy (None: adaptive control over the world's costs).
+
+    Attributes:
+        seconds: of all passes. cycles: of each, how many decoded, how many asked the drafter, and its seconds.
+    """
 
     def __init__(self, world: World, policy: Policy | None = None, seed: int = 0) -> None:
         self.world = world
@@ -200,16 +204,20 @@ class Simulation:
         self.model = Recorded()
         self.drafter = Cascade(Ngram(cast(Workshop, None)), self.model)
         self.seconds = 0.0
+        self.cycles: list[tuple[int, int, float]] = []
         self._rng = random.Random(seed)
         self._read: dict[int, int] = {}
         self._number = 0
 
-    def run(self, traces: Sequence[Trace], concurrency: int = 1) -> list[Told]:
-        """One a trace, in their order."""
+    def run(self, traces: Sequence[Trace], concurrency: int | Callable[[int], int] = 1) -> list[Told]:
+        """One a trace, in their order. concurrency: how many at once, or by how many have begun; those that run end
+        first.
+        """
+        most = concurrency if callable(concurrency) else lambda _: concurrency
         told = [Told(trace, len(trace.prompt) * self.world.prefill) for trace in traces]
         waiting, live = told[::-1], list[tuple[Request, Told]]()
         while waiting or live:
-            while waiting and len(live) < concurrency:
+            while waiting and len(live) < most(len(traces) - len(waiting)):
                 live.append((self._begin(waiting[-1].trace), waiting.pop()))
             self._cycle(live)
             for request, each in live:
@@ -256,6 +264,7 @@ class Simulation:
         d, v, s = (part * max(0.5, self._rng.gauss(1, self.world.noise)) for part in (draft, verify, settle))
         self.policy.learn(Record(rows, 0, tuple(cycles), d, v, s, d + v + s, keys))
         self.seconds += draft + verify + settle
+        self.cycles.append((len(live), len(self.model.asked), draft + verify + settle))
         for _, told in live:
             told.seconds += draft + verify + settle
 
