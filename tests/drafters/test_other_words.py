@@ -181,7 +181,7 @@ def engine(folders: dict[str, Path], drafter: str | None, **more: object) -> LLM
 @pytest.mark.parametrize("drafter", ["itself", "pieces", "byte-level"])
 def test_the_same_text_at_any_temperature_alone_and_together(folders: dict[str, Path], drafter: str) -> None:
     """Fault 25; a random model says anything, so that its bytes are seldom whole characters."""
-    params = [SamplingParams(temperature=t, max_tokens=40, seed=i) for i, t in enumerate((0.0, 0.7, 1.3))]
+    params = [SamplingParams(temperature=t, max_tokens=28, seed=i) for i, t in enumerate((0.0, 0.7, 1.3))]
     plain = engine(folders, None).generate(PROMPTS, params, raw=True)
     llm = engine(folders, drafter, depth=4, width=2, adaptive=False)
     with llm.engine.always_guessing(4, 2):
@@ -189,7 +189,7 @@ def test_the_same_text_at_any_temperature_alone_and_together(folders: dict[str, 
         alone = [llm.generate(prompt, param, raw=True)[0] for prompt, param in zip(PROMPTS, params, strict=True)]
     for found in (together, alone):
         assert [result.token_ids for result in found] == [result.token_ids for result in plain]
-        assert min(result.tally.drafted for result in found) > 20
+        assert min(result.tally.drafted for result in found) > 15
     assert llm.engine.drafter.ledger.pool.num_held == 0
     if drafter == "itself":
         tally = [sum(getattr(result.tally, name) for result in together) for name in ("accepted", "cycles")]

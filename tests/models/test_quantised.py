@@ -166,3 +166,9 @@ def test_they_are_not_rounded_again(folders) -> None:
         load(str(folders["torchao-int8"]), kernels="plain", dtype="int8")
     with pytest.raises(ModelError, match="leave widen out"):
         load(str(folders["pack-quantized-4"]), kernels="plain", widen="2x")
+
+
+def test_loading_says_nothing(folders, capfd) -> None:
+    for folder in folders.values():
+        load(str(folder), kernels="plain", self_test=False)
+    assert capfd.readouterr() == ("", "")

@@ -113,7 +113,7 @@ def read_module(
         check_weight_files(source.name, source.folder)
     quantised.prepare(source.name, config)
     try:
-        with quiet(progress):
+        with quiet(progress, speaks=bool(extra) or quantised.speaks(config)):
             module, info = from_pretrained(
                 reference,
                 config=config,
@@ -123,6 +123,7 @@ def read_module(
                 trust_remote_code=False,
                 **extra,
             )
+            quantised.settle(module)
     except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
         raise ModelError(f"{source.name} has weights that Transformers cannot load ({first_line(error)})") from error
     missing, wrong = sorted(info["missing_keys"]), sorted(str(key) for key in info["mismatched_keys"])

@@ -6,7 +6,7 @@ import errno
 import io
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def convert(packed: Path, folder: Path, progress: Callable[[int, int], None]) ->
     """
     read_header(packed)
     try:
-        with quiet(), redirect_stderr(io.StringIO()):  # its bars go there past its own switch
+        with quiet(speaks=True):
             tokenizer = gguf_tokenizer(packed)
             progress(1, 3)
             config = AutoConfig.from_pretrained(packed.parent, gguf_file=packed.name)
@@ -90,10 +90,11 @@ def gguf_tokenizer(packed: Path) -> Any:
 
 
 @contextmanager
-def quiet(progress: Callable[[int, int], None] | None = None) -> Iterator[None]:
+def quiet(progress: Callable[[int, int], None] | None = None, speaks: bool = False) -> Iterator[None]:
     """Keep Transformers' own progress bars and warnings off a person's terminal while the block runs.
 
-    progress: told of what its bars would have shown, such as the weights that are read.
+    progress: told of what its bars would have shown, such as the weights that are read. speaks: what runs has bars that
+        no switch turns off (GGUF files, compressed-tensors), so that it has no standard error.
     """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -103,10 +104,12 @@ def quiet(progress: Callable[[int, int], None] | None = None) -> Iterator[None]:
         watches = progress is not None and len(args) == 1 and hasattr(args[0], "__len__")
         return _Watched(args[0], progress) if watches and progress else factory(*args, **kwargs)
 
+    silence = redirect_stderr(io.StringIO()) if speaks else nullcontext()
     swap = getattr(logging, "set_tqdm_hook", lambda hook: None)  # versions without it show no progress
     hook = swap(watched)
     try:
-        yield
+        with silence:
+            yield
     finally:
         swap(hook)
         logging.set_verbosity(verbosity)

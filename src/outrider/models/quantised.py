@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from outrider.errors import ModelError
@@ -43,6 +44,14 @@ def prepare(name: str, config: Any) -> None:
             config.quantization_config = {**stated, "dequantize": True}
 
 
+def settle(module: Any) -> None:
+    """After a module was read: what compressed-tensors would decompress before a first product is so now."""
+    is_dense_already = getattr(getattr(module.config, "quantization_config", None), "dequantize", False)
+    if method(module.config) == _PACKED and not is_dense_already:
+        with torch.no_grad():
+            module(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
+
+
 def refuse_again(name: str, config: Any, dtype: str, widen: str | None) -> None:
     """Refuse what would round quantised weights a second time, or needs them in floats.
 
@@ -56,6 +65,11 @@ def refuse_again(name: str, config: Any, dtype: str, widen: str | None) -> None:
         raise ModelError(
             f"{name} has weights that {found} quantised, and a widened twin has float weights: leave widen out"
         )
+
+
+def speaks(config: Any) -> bool:
+    """Whether its library shows bars of its own."""
+    return method(config) == _PACKED
 
 
 def is_dense(parameter: Tensor) -> bool:
