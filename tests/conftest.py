@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,14 @@ def _faults_are_raised() -> None:
     from outrider.engine.step import Engine
 
     Engine.strict = True
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_prices_of_before(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a test measures is kept neither for the next run of the tests nor for whoever uses this machine."""
+    from outrider.engine import kept_prices
+
+    folder = tmp_path_factory.mktemp("prices")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_prices, "cache_folder", lambda: folder)
+        yield

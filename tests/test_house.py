@@ -74,8 +74,20 @@ def test_every_rule_finds_what_it_forbids(monkeypatch, tmp_path):
     bad.write_text(
         f"import torch\nstate = []\ntry:\n    print(1)\nexcept:  # {undone}\n    pass\n"
         f"try:\n    pass\nexcept Exception:\n    pass\ndef long():\n    global state\n{long}\n"
+        "patch.setattr(time, 'monotonic', long)\npatch.setattr('outrider.llm.time.sleep', long)\n"
     )
-    rules = (_headless, _too_long, _long_functions, _speech, _bare, _unexplained, _undone, _changeable, _globals)
+    rules = (
+        _headless,
+        _too_long,
+        _long_functions,
+        _speech,
+        _bare,
+        _unexplained,
+        _undone,
+        _changeable,
+        _globals,
+        _clocks,
+    )
     for rule in rules:
         found = faults([bad], rule)
         assert found, rule.__name__
@@ -177,6 +189,21 @@ def _comments(path: Path) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(text(path)).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
+
+
+def test_no_test_sets_the_clock_of_a_whole_process():
+    """A server of another test may wait in it: an event loop that read a clock near zero sleeps for as long as the
+    machine has run, and never hears that it is to stop. A module's own name for the clock can be set instead."""
+    assert faults(TESTS, _clocks) == []
+
+
+def _clocks(path: Path) -> Iterator[str]:
+    for node in nodes(path):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            target = node.args[0]
+            owner = target.value.rpartition(".")[0] if isinstance(target, ast.Constant) else ast.unparse(target)
+            if owner.rpartition(".")[2] in {"time", "asyncio"}:
+                yield f"line {node.lineno}: set {owner} of the module that is tested, not what all share"
 
 
 def test_no_path_of_a_workplace():

@@ -57,6 +57,8 @@ class EngineConfig:
         in_flight: cycles that may be on the device at once where no request needs its tokens on the host (None: 2 on a
             GPU, 0 on a CPU); 0 reads every cycle before the next begins.
         self_test: bit-compare the rows of every kernel at load.
+        tensor_parallel: processes that share the target, each a part of every layer, on a GPU each; `torchrun` starts
+            them.
         widen: for measuring, serve the model enlarged to this shape by parts that change nothing of what it says, and
             its drafter likewise: "8b" (Llama 3.1 8B) or "2x".
     """
@@ -87,6 +89,7 @@ class EngineConfig:
     pass_width: int | None = None
     in_flight: int | None = None
     self_test: bool = True
+    tensor_parallel: int = 1
     widen: str | None = None
 
     def __post_init__(self) -> None:
@@ -131,6 +134,7 @@ class EngineConfig:
             ("threads", 1),
             ("pass_width", 1),
             ("in_flight", 0),
+            ("tensor_parallel", 1),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

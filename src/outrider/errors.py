@@ -39,5 +39,9 @@ class KernelError(OutriderError):
     """A kernel could not be built or failed its self-test on this device."""
 
 
+class RankError(OutriderError):
+    """Processes that share a target under `torchrun` do not meet, or one of them is lost: the job is over."""
+
+
 class TrainingError(OutriderError):
     """A drafter cannot be trained, or its training cannot go on; finished checkpoints and data stay as they are."""

@@ -51,10 +51,12 @@ class LLM:
     Args:
         model: alias, folder, `.gguf` file or hub id.
         progress: called with a stage of loading ("weights", "layers"), what is done and the total.
-        settings: any field of `EngineConfig`.
+        settings: any field of `EngineConfig`. With `tensor_parallel` it returns on the first process of `torchrun`
+            alone; the others serve that one, and end with it.
 
     Raises:
-        ConfigError, ModelError, KernelError, CapacityError: one sentence each, with the remedy.
+        ConfigError, ModelError, KernelError, CapacityError, RankError: one sentence each, with the remedy. SystemExit:
+            on other processes than the first, when the job is over.
     """
 
     def __init__(self, model: str, *, progress: Callable[[str, int, int], None] | None = None, **settings: Any) -> None:

@@ -66,6 +66,7 @@ ENGINE = {
     "--pass-width 8": ("pass_width", 8),
     "--in-flight 3": ("in_flight", 3),
     "--no-self-test": ("self_test", False),
+    "--tensor-parallel 2": ("tensor_parallel", 2),
     "--widen 8b": ("widen", "8b"),
 }
 WITH = {"pace": {"objective": "goodput"}}

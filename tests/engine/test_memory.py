@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from outrider import LLM, SamplingParams
 from outrider.cache.pages import PageSpec
 from outrider.drafters.tap_fed import HeldTaps
-from outrider.engine.memory import GRAPHS, LEAST_ROWS, MARGIN, Room, Wishes, free_memory, plan_memory, slot_bytes
+from outrider.engine.memory import GRAPHS, LEAST_ROWS, MARGIN, Room, Wishes, plan_memory, slot_bytes
 from outrider.engine.rehearsal import pass_bytes, take_graphs
 from outrider.errors import CapacityError, ConfigError
+from outrider.models.device_memory import free_memory
 from outrider.models.seats import Seats
 from tests import artefacts
 from tests.models.tiny import make_module, make_target, make_tokenizer

@@ -39,11 +39,18 @@ def make(name: str, threads: int = 2):
 
 
 def make_triton():
-    """Triton's kernels on a CPU, run by its interpreter."""
+    """Triton's kernels on a CPU, run by its interpreter.
+
+    Split attention folds parts into chunks of two and those into stretches of two: the interpreter takes as long for a
+    part that is not there, and of a GPU's stretches of sixteen most of those of short texts are not there.
+    """
     pytest.importorskip("triton", reason="Triton is not installed (it is made for Linux on x86-64)")
     if torch.cuda.is_available():
         pytest.skip("with a GPU here Triton's kernels run on it: pytest -m gpu")
     round_as_a_gpu_does()
+    from outrider.kernels.triton import attention
+
+    attention.PARTS = attention.CHUNKS = 2
     return select("triton", torch.device("cpu"))
 
 

@@ -79,7 +79,7 @@ def test_a_row_has_the_same_bits_in_any_company(kernels, normal, kind):
         linear = kernels.pack(normal(*shape).to(getattr(torch, kind)))
     x = normal(64, shape[1])
     whole = linear(x)
-    for width in WIDTHS:
+    for width in (1, 8, 17) if kernels.name == "triton" else WIDTHS:  # its interpreter takes its time
         for start in (0, 5, 64 - width):
             assert torch.equal(linear(x[start : start + width]), whole[start : start + width])
 

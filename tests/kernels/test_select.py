@@ -24,8 +24,8 @@ def no_compiler(monkeypatch, tmp_path):
 
 def test_every_kernel_keeps_the_contract(kernels, monkeypatch):
     if kernels.name == "triton":  # its interpreter takes its time, and has one tile for all widths anyway
-        monkeypatch.setattr(sys.modules["outrider.kernels.self_test"], "WIDTHS", (2, 17))
-        monkeypatch.setattr(sys.modules["outrider.kernels.self_test"], "_ROWS", 5)
+        for name, value in {"WIDTHS": (17,), "_ROWS": 5, "_HEADS": 2, "_KV_HEADS": 1}.items():
+            monkeypatch.setattr(sys.modules["outrider.kernels.self_test"], name, value)
     outcomes = self_test(kernels)
     assert {outcome.kernel for outcome in outcomes} >= {"linear q4", "linear float32", "attention bfloat16", "draw"}
     assert [outcome for outcome in outcomes if not outcome.passed] == []

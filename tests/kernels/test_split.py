@@ -64,7 +64,9 @@ def test_a_tree_is_as_its_rows_alone(tensors, known):
     torch.testing.assert_close(together.double(), dense(q, k, v, keys, DIM**-0.5), atol=3e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 40}, {"window": 140, "softcap": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.slow), {"window": 40}, {"window": 140, "softcap": 2.0}], ids=str
+)
 def test_a_wide_tile_reads_the_common_prefix_for_all_of_its_rows(tensors, options):
     """NumPy's products differ by the tile, in the last place; that a GPU's do not is for a GPU to say."""
     q, k, v = tensors
@@ -84,10 +86,11 @@ def test_neither_chunks_nor_slices_change_a_bit(tensors, monkeypatch, options):
     options = {**options, **({"sinks": torch.tensor([0.3, -1.0])} if options else {})}
     expected = attend(q, k, v, keys, **options)
     assert attention.choose(7, HEADS, KV_HEADS, 16, False).unit == 1
-    for unit in (4, 16):
+    for unit in (2, 4):
         assert torch.equal(attend(q, k, v, keys, unit=unit, **options), expected), unit
     monkeypatch.setattr(attention, "WORKSPACE", 1)
-    short, many = tree_keys(9), [index % 7 for index in range(66)]
+    monkeypatch.setattr(attention, "WIDE_TILE", 16)  # the fewest rows of a slice
+    short, many = tree_keys(9), [index % 7 for index in range(18)]
     sliced = attend(q[many], k, v, part_of(short, many), **options)
     assert torch.equal(sliced, attend(q, k, v, short, **options)[many])
 
@@ -128,13 +131,13 @@ def test_rows_of_any_pass_are_as_alone(monkeypatch, seed):
     q = torch.randn(len(keys.length), heads, 16, generator=generator)
     k, v = (torch.randn(SLOTS, kv_heads, 16, generator=generator).to(dtype) for _ in range(2))
     told = {"window": rng.choice([None, 7, 33]), "softcap": rng.choice([None, 2.0])}
-    cuts = [(tile, rng.choice([1, 4, 16])) for tile in (16, 64)]
+    cuts = [(tile, rng.choice([1, 2, 4])) for tile in (16, 64)]
     told["sinks"] = rng.choice([None, torch.randn(heads, generator=generator)])
     outs = [attention.attend(q, k, v, keys, 0.25, **told, out=None, tile=tile, unit=unit) for tile, unit in cuts]
     for out in outs:
         assert_near(out, "triton", q, k, v, keys, 0.25, **told)
     row = rng.randrange(len(keys.length))
-    alone = attention.attend(q[[row]], k, v, part_of(keys, [row]), 0.25, **told, out=None, unit=rng.choice([1, 4, 16]))
+    alone = attention.attend(q[[row]], k, v, part_of(keys, [row]), 0.25, **told, out=None, unit=rng.choice([1, 2, 4]))
     assert torch.equal(alone, outs[0][[row]])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_the_warm_up_is_not_timed_and_the_same_for_both(monkeypatch):
     def spoil(who, prompt, size, result):
         asked["plain"] += who == "none"
 
-    monkeypatch.setattr("outrider.measure.lossless.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("outrider.measure.lossless.time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     report, _ = compare(spoil)
     (found,) = report.comparisons
     assert (found.plain_tokens, found.tokens, found.plain_seconds, found.seconds) == (12, 12, 3.0, 3.0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import faulthandler
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +39,8 @@ class Live:
         return openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, **{"api_key": "none", **settings})
 
     def http(self, **settings: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **settings)
+        """It reads no certificates, which takes longer than most of what is asked."""
+        return httpx.Client(base_url=self.url, timeout=60, verify=False, **settings)
 
     def settle(self) -> None:
         """Wait until nothing runs, and look whether anything was left behind."""
@@ -66,7 +70,18 @@ def live(llm: LLM, **settings: Any) -> Iterator[Live]:
         if thread.is_alive():
             runner.stop()
         thread.join(30)
-        assert not thread.is_alive(), "the server did not stop"
+        assert not thread.is_alive(), f"the server did not stop\n{whereabouts(runner)}"
+
+
+def whereabouts(runner: Runner) -> str:
+    """Where every thread is just now, and every task of the server's event loop."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        for server in runner.servers:
+            for task in asyncio.all_tasks(server.get_loop()):
+                task.print_stack(file=file)
+        file.seek(0)
+        return file.read()
 
 
 def open_tiny(folder: str, **settings: Any) -> LLM:

@@ -28,7 +28,7 @@ async def _client(url: str, number: int, rng: random.Random, texts: dict[int, st
     """Asks, whole or streamed, and leaves in the middle at times."""
     body = {"prompt": f"abc the {number}", "seed": number, "max_tokens": 40, "stream": number % 2 == 0}
     leaves = rng.random() < 0.4
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=60, verify=False) as http:
         await asyncio.sleep(rng.random() * 0.3)
         try:
             async with asyncio.timeout(rng.random() * 0.5 if leaves else 60):
@@ -48,7 +48,7 @@ async def _client(url: str, number: int, rng: random.Random, texts: dict[int, st
             assert leaves
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_thirty_two_clients_of_whom_some_leave(small, seed) -> None:
     """Fault 30: all slots return, and nobody's text suffers."""
     rng, texts = random.Random(seed), {}

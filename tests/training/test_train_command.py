@@ -147,8 +147,10 @@ def test_every_drafter_is_worth_it(drafter, target, corpus, tmp_path):
     is_worth_it(drafter, target, out)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_weights(target, corpus, whole, tmp_path, capfd):
-    """SIGKILL, which no program can answer, between two checkpoints; then the same command once more."""
+    """SIGKILL, which no program can answer, between two checkpoints; then the same command once more. The test of this
+    name in test_loop.py kills and resumes within one process."""
     words = [*command(FAST, target, corpus, tmp_path / FAST), "--checkpoint-every", "7"]
     checkpoints = tmp_path / f"{FAST}.work" / "checkpoints"
     # The sums of a step depend on how many threads share them.

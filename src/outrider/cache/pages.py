@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.kernels.base import Kernels
 from outrider.kernels.parcel import send
+from outrider.kernels.tree import PageTable, Trees, Walks
 
 CACHE_LINE = 64
 """Bytes; a key that starts on a line is read in whole lines."""
@@ -35,6 +37,7 @@ class Pages:
         self.num_slots = num_slots
         self.keys = [_zeros((num_slots, spec.num_kv_heads, spec.key_dim), dtype, device) for spec in layers]
         self.values = [_zeros((num_slots, spec.num_kv_heads, spec.value_dim), dtype, device) for spec in layers]
+        self._table: PageTable | None = None
 
     @property
     def nbytes(self) -> int:
@@ -48,6 +51,12 @@ class Pages:
         src, dst = send(arrays, self.keys[0].device)
         for pages in (*self.keys, *self.values):
             pages[dst] = pages[src]  # the right side is gathered before anything is written
+
+    def follow(self, kernels: Kernels, slots: Tensor, trees: Trees, walks: Walks) -> None:
+        """As `compact`, of paths that the device alone may know: see `Kernels.compact`."""
+        if self._table is None:
+            self._table = PageTable.of([*self.keys, *self.values])
+        kernels.compact(self._table, slots, trees, walks)
 
 
 def _zeros(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     _prepare_streams()
+    if os.environ.get("RANK", "0") != "0" and any(word.startswith("--tensor-parallel") for word in words):
+        _fall_silent()
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -76,6 +78,12 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (as long as the process)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
+
+
+def _fall_silent() -> None:
+    """Of the processes that share a target the first one speaks; why another one fails, it learns and says."""
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (as long as the process)
 
 
 def _is_unicode(text: str) -> bool:

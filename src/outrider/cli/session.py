@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,14 +12,15 @@ from outrider.config import EngineConfig
 
 
 def fetch_if_missing(model: str) -> None:
-    """Bring a model that is an alias and not here yet; anything else is left to the loader.
+    """Bring a model that is an alias and not here yet; anything else is left to the loader. Of the processes that
+    `torchrun` started on a machine the first one does it.
 
     Raises:
         FetchError: if the download fails.
     """
     from outrider.models.fetch import ALIASES, fetch
 
-    if model in ALIASES:
+    if model in ALIASES and os.environ.get("LOCAL_RANK", "0") == "0":
         with progress_bar(f"fetching {model}") as update:
             fetch(model, update)
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Drafter
 from outrider.kernels.graph_pool import GraphPool
-from outrider.kernels.tree import PageTable
 from outrider.models.batch import TargetOutput
 from outrider.models.graph import OWN_BYTES, as_they_are
 from outrider.models.seats import Crew, Outline, Seats, TreeRows, tree_rows
@@ -36,8 +35,9 @@ class DeviceCycle:
         self._target = target
         self._pages = pages
         self._seats = seats
-        self._table = PageTable.of([*pages.keys, *pages.values])
-        self._graphs = CycleGraphs(target.kernels.graph_pool) if target.device.type == "cuda" else None
+        # Orders to other ranks are no part of a graph: with them only passes are captured, each rank its own.
+        graphs = target.device.type == "cuda" and target.lead is None
+        self._graphs = CycleGraphs(target.kernels.graph_pool) if graphs else None
 
     @property
     def note(self) -> str | None:
@@ -52,7 +52,9 @@ class DeviceCycle:
     def fits(self, num_requests: int, outline: Outline) -> bool:
         """Whether the target takes them without waiting: one that runs at a fixed width takes one pass of it."""
         width = self._target.fixed_width
-        return self._graphs is None or width is None or _filled(num_requests) * (outline.nodes + 1) <= width
+        if width is None or (self._graphs is None and self._target.device.type == "cpu"):
+            return True
+        return (_filled(num_requests) if self._graphs else num_requests) * (outline.nodes + 1) <= width
 
     @torch.inference_mode()
     def run(self, seats: list[int], outline: Outline, blocks: int, drafter: Drafter | None) -> Tensor:
@@ -107,7 +109,7 @@ class DeviceCycle:
         output = target.forward(rows.batch, self._pages, taps=drafter.needs.taps if drafter else ())
         walks = kernels.walk(self._draws(crew, rows, output, outline), rows.trees)
         if not outline.is_chain:  # a chain's path lies in line
-            kernels.compact(self._table, rows.slots, rows.trees, walks)
+            self._pages.follow(kernels, rows.slots, rows.trees, walks)
         if drafter is not None and outline.lags:
             drafter.keep(crew, rows, output, walks)
         elif drafter is not None and (outline.depth or outline.reads):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.drafters.base import Drafter
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
+from outrider.models.heads import files, wiring
+from outrider.models.target import Target
 from outrider.request import Request, SamplingParams
 
 NUM_TOKENS = 64
@@ -23,6 +26,17 @@ class DrafterProbe:
 
     drafted: int
     accepted: int
+
+
+def doubts_of(target: Target, drafter: Drafter, model: str | None) -> list[str] | None:
+    """How the target differs from the one that the drafter's weights were trained for; None where nobody knows.
+
+    model: the drafter's own weights, where they were named.
+    """
+    entries = ((name, files.trained_for(name, model, target)) for name in drafter.name.split("+"))
+    told = [wiring.doubts(name, entry, target) for name, entry in entries if entry is not None]
+    known = [doubts for doubts in told if doubts is not None]
+    return [doubt for doubts in known for doubt in doubts] if known else None
 
 
 def probe_drafter(engine: Engine, doubts: Sequence[str] | None = None) -> DrafterProbe:

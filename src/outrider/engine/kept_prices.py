@@ -42,6 +42,7 @@ class Shelf:
         device = [torch.cuda.get_device_name(target.device)] if is_cuda else cpu_flags()
         told: dict[str, Any] = {
             "model": [target.name, target.nbytes, target.way, target.dtype, target.numerics, target.fixed_width],
+            "ranks": config.tensor_parallel,
             "device": [str(target.device), hashlib.sha256("\0".join(device).encode()).hexdigest()[:16]],
             "kernels": [target.kernels.name, getattr(target.kernels, "threads", torch.get_num_threads())],
             "drafter": [drafter.name, drafter.nbytes, config.exit_layers, config.acceptance] if drafter else [],

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from outrider.cache.pages import PageSpec
 from outrider.engine.scheduler import PROMPT_LOGPROB_ROWS
 from outrider.errors import CapacityError
+from outrider.models.device_memory import free_memory
 
 SHARE = 0.25
 """Share of the memory that is free at start which the engine may take on a CPU (a laptop has other work to do)."""
@@ -33,18 +33,6 @@ its scores; of a request's penalties."""
 def slot_bytes(specs: Sequence[PageSpec], dtype: torch.dtype) -> int:
     """Bytes of one slot over all layers of a stack."""
     return sum(spec.num_kv_heads * (spec.key_dim + spec.value_dim) for spec in specs) * dtype.itemsize
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can be taken now."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):  # no Linux: what is not in use is not known, half of all is a fair guess
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +65,11 @@ class Room:
             return Room(free, int(free - (1 - share) * total), MARGIN, graphs=True)
         free = free_memory(device)
         return Room(free, int(free * share))
+
+    def least(self, free: int) -> Room:
+        """Where another rank that must hold as much has no more than this."""
+        less = max(0, self.free - free)
+        return replace(self, free=self.free - less, usable=max(0, self.usable - less))
 
 
 @dataclass(frozen=True, slots=True)

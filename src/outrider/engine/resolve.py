@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 from outrider.cache.blocks import BlockPool
 from outrider.cache.ledger import Ledger
@@ -14,7 +15,7 @@ from outrider.control.depth import DEEPEST, Control
 from outrider.control.objective import objective_of
 from outrider.drafters.base import Drafter, Needs, Workshop
 from outrider.drafters.cascade import build
-from outrider.engine.drafter_probe import probe_drafter
+from outrider.engine.drafter_probe import doubts_of, probe_drafter
 from outrider.engine.kept_prices import Shelf
 from outrider.engine.memory import MemoryPlan, Room, Wishes, plan_memory, slot_bytes
 from outrider.engine.rehearsal import pass_bytes, prices_of, take_graphs
@@ -23,8 +24,9 @@ from outrider.engine.scheduler import Scheduler
 from outrider.engine.seating import seating, seats_bytes
 from outrider.engine.step import Engine
 from outrider.errors import ConfigError
-from outrider.models.heads import files, wiring
+from outrider.models.heads import files
 from outrider.models.loader import load
+from outrider.models.ranks.load import load_shared
 from outrider.models.target import Target
 from outrider.record import Laps
 from outrider.registry import READ_BY, reads
@@ -44,7 +46,8 @@ def assemble(config: EngineConfig, progress: Callable[[str, int, int], None] | N
         OutriderError: one sentence with its remedy.
     """
     laps = Laps()
-    target = load(
+    read = load if config.tensor_parallel == 1 else partial(load_shared, config.tensor_parallel)
+    target = read(
         config.model,
         dtype=config.dtype,
         device=config.device,
@@ -83,7 +86,7 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
     laps.end("graphs and prices of passes")
     doubts, found, told = None, None, drafter.notes if drafter else ()
     if config.self_test and drafter is not None and drafter.nbytes:
-        doubts = _doubts(config, target, drafter)
+        doubts = doubts_of(target, drafter, config.drafter_model)
         found = probe_drafter(engine, doubts)
         laps.end("check of the drafter")
     resolved = Resolved(
@@ -92,6 +95,7 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
         dtype=target.dtype,
         numerics=target.numerics,
         device=str(target.device),
+        tensor_parallel=config.tensor_parallel,
         kernels=target.kernels.name,
         fixed_width=target.fixed_width,
         drafter=drafter.name if drafter else "none",
@@ -142,6 +146,7 @@ def _plan(
         seats=seats if _in_flight(config, target, drafter) else 0,
     )
     room = Room.of(target.device, config.memory_share, asked=config.num_slots is not None)
+    room = room if target.lead is None else room.least(target.lead.memory(room.free))
     plan = plan_memory(wishes, room, pass_bytes(target, config.block_size, max_context, needs.taps))
     target.kernels.graph_pool.limit = plan.graphs
     return plan
@@ -219,14 +224,6 @@ def _drafter(config: EngineConfig, target: Target, reasons: dict[str, str]) -> D
     if name == "none":
         return None
     return build(name, Workshop(target, config))
-
-
-def _doubts(config: EngineConfig, target: Target, drafter: Drafter) -> list[str] | None:
-    """How the target differs from the one that the drafter's weights were trained for; None where nobody knows."""
-    entries = ((name, files.trained_for(name, config.drafter_model, target)) for name in drafter.name.split("+"))
-    told = [wiring.doubts(name, entry, target) for name, entry in entries if entry is not None]
-    known = [doubts for doubts in told if doubts is not None]
-    return [doubt for doubts in known for doubt in doubts] if known else None
 
 
 def _choice(config: EngineConfig, target: Target) -> tuple[str, str]:

@@ -29,6 +29,7 @@ class Resolved:
     dtype: str
     numerics: str
     device: str
+    tensor_parallel: int
     kernels: str
     fixed_width: int | None
     drafter: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -15,6 +16,7 @@ UNPLANNED = 1 << 30
 WARM_UPS = 2
 """Runs before a capture: kernels are compiled and libraries set up in the first ones, which a graph must not hold."""
 Made = TypeVar("Made")
+_WARMING_UP: ContextVar[bool] = ContextVar("_WARMING_UP", default=False)
 
 
 class GraphPool:
@@ -74,7 +76,7 @@ class GraphPool:
             stream = self._side_stream(device)
             stream.wait_stream(torch.cuda.current_stream())
             before = torch.cuda.memory_allocated()
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), _warming_up():
                 for _ in range(WARM_UPS):
                     torch.cuda.reset_peak_memory_stats()
                     run()
@@ -90,8 +92,10 @@ class GraphPool:
         if not self._graphs or self._handle is None:  # the pool went with the last of its graphs
             self._handle = torch.cuda.graph_pool_handle()
         with torch.cuda.device(device):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._handle, stream=self._side_stream(device)):
+            graph, stream = torch.cuda.CUDAGraph(), self._side_stream(device)
+            # Where processes work together a thread of PyTorch's asks meanwhile what became of earlier sums.
+            mode = "thread_local" if torch.distributed.is_initialized() else "global"
+            with torch.cuda.graph(graph, pool=self._handle, stream=stream, capture_error_mode=mode):
                 made = run()
         return graph, made
 
@@ -112,6 +116,20 @@ class GraphPool:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # what PyTorch keeps for later is nobody's
         return torch.cuda.mem_get_info(device)[0]
+
+
+def is_warming_up() -> bool:
+    """Whether what runs now is only tried before it is captured: it must wait for no other process."""
+    return _WARMING_UP.get()
+
+
+@contextmanager
+def _warming_up() -> Iterator[None]:
+    token = _WARMING_UP.set(True)
+    try:
+        yield
+    finally:
+        _WARMING_UP.reset(token)
 
 
 class SharesGraphs:

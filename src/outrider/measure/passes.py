@@ -8,10 +8,11 @@ from functools import partial
 from typing import Any
 
 from outrider.cache.pages import Pages
-from outrider.engine.memory import free_memory, slot_bytes
+from outrider.engine.memory import slot_bytes
 from outrider.errors import CapacityError
 from outrider.measure.cycle import LEAST, seconds_of
 from outrider.models.batch import BatchBuilder, FlatBatch
+from outrider.models.device_memory import free_memory
 from outrider.models.target import Target
 from outrider.tree import ROOT
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from outrider.engine.memory import free_memory
 from outrider.measure.child import ChildError, run_child
 from outrider.measure.peers import Peer
+from outrider.models.device_memory import free_memory
 
 HEAD = '{"method": "eagle3", "rejection_sample_method": "synthetic"}'
 """vLLM's own words for a head of the kind whose bytes ours are compared with, and for acceptance by a given mean."""

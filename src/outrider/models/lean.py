@@ -15,11 +15,13 @@ from torch import Tensor
 from outrider.cache.pages import Pages, PageSpec
 from outrider.kernels.base import GatedLinear, Kernels, KeyIndex, Linear, Program
 from outrider.models.batch import FlatBatch
-from outrider.models.fetch import Progress
+from outrider.models.fetch import Progress, silent
 from outrider.models.graph import PassGraphs, bucket
 from outrider.models.lean_layer import fill_layers, project
 from outrider.models.lean_spec import LeanSpec, fits, rotary_tables, spec_of
-from outrider.models.lean_weights import GgufWeights, ModuleWeights, Weights, in_words
+from outrider.models.lean_weights import KEEP, Filling, GgufWeights, ModuleWeights, Weights, in_words
+from outrider.models.ranks.group import Ranks
+from outrider.models.ranks.join import Cut, Join
 
 
 @dataclass(slots=True)
@@ -42,10 +44,14 @@ class _Buffers:
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """The lookup, the layers over one stack of pages and the last norm; what comes out of tapped layers, by layer."""
+    """The lookup, the layers over one stack of pages and the last norm; what comes out of tapped layers, by layer.
+
+    cuts: where the program stops, because ranks add what they have.
+    """
 
     program: Program
     tapped: dict[int, Tensor]
+    cuts: tuple[Cut, ...]
 
 
 class LeanModel:
@@ -61,9 +67,10 @@ class LeanModel:
         weights: Weights,
         kernels: Kernels,
         tables: tuple[Tensor, Tensor],
-        progress: Progress | None = None,
+        ranks: Ranks | None = None,
+        progress: Progress = silent,
     ) -> None:
-        """tables: cos and sin of the rotation. progress: told after each layer."""
+        """ranks: those that have a part of it each; `spec` is then this rank's, but for the head, which is whole."""
         self.spec = spec
         self.kernels = kernels
         self.page_specs = [PageSpec(spec.num_kv_heads, spec.head_dim, spec.head_dim)] * spec.num_layers
@@ -71,10 +78,12 @@ class LeanModel:
         self._layers = fill_layers(spec, weights, tables, progress)
         self._norm = weights.vector("model.norm")
         (self._embedding,) = weights.linears(["model.embed_tokens"])
-        self._head = self._embedding if spec.tied else weights.linears(["lm_head"])[0]
+        self._join = Join(ranks, self._embedding if spec.tied else weights.linears(["lm_head"])[0], spec.hidden)
+        self._head = self._join.head
         linears = [p for layer in self._layers for p in (*layer.qkv, *layer.o, *layer.gate_up, *layer.down)]
-        linears += [self._embedding] if spec.tied else [self._embedding, self._head]
-        self.nbytes = sum(linear.nbytes for linear in linears) + sum(table.nbytes for table in tables)
+        linears += [self._embedding] if self._head is self._embedding else [self._embedding, self._head]
+        own = self._join.nbytes + sum(table.nbytes for table in tables)
+        self.nbytes = sum(linear.nbytes for linear in linears) + own
         self.numerics = f"{in_words(linears)}, summed in float32 ({kernels.name} kernels)"
         self._rounds = all(linear.input_dtype == torch.bfloat16 for linear in linears)
         # On a GPU the Python of a pass takes longer than its arithmetic.
@@ -85,28 +94,24 @@ class LeanModel:
 
     @classmethod
     def from_module(
-        cls,
-        module: Any,
-        kernels: Kernels,
-        kind: str | None = None,
-        consume: bool = False,
-        progress: Progress | None = None,
+        cls, module: Any, kernels: Kernels, kind: str | None = None, ranks: Ranks | None = None, filling: Filling = KEEP
     ) -> LeanModel | None:
         """Fill the layers from a loaded Transformers model; None where they would not compute exactly what it does.
 
-        kind: "int8" rounds the weights of linears; None keeps them. consume: see `ModuleWeights`.
+        kind: "int8" rounds the weights of linears; None keeps them. ranks: the module is this rank's part.
         """
         spec = spec_of(module.config)
+        spec = spec.part(ranks.size) if spec is not None and ranks is not None else spec
         if spec is None or not fits(spec, module):
             return None
         with torch.inference_mode():
             tables = rotary_tables(module.model.rotary_emb, spec.max_positions, module.device)
-            return cls(spec, ModuleWeights(module, kernels, kind, consume), kernels, tables, progress)
+            return cls(
+                spec, ModuleWeights(module, kernels, kind, filling.consume), kernels, tables, ranks, filling.progress
+            )
 
     @classmethod
-    def from_gguf(
-        cls, path: str | Path, config: Any, kernels: Kernels, progress: Progress | None = None
-    ) -> LeanModel | None:
+    def from_gguf(cls, path: str | Path, config: Any, kernels: Kernels, told: Progress = silent) -> LeanModel | None:
         """Read a GGUF file of architecture "llama" (Q4_0, Q4_1, Q8_0, F16, BF16, F32), its bits kept as they are.
 
         config: the Transformers config of the same model. None where file and config do not fit the layers exactly.
@@ -124,7 +129,7 @@ class LeanModel:
             module = importlib.import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
             rotary = getattr(module, f"{spec.prefix}RotaryEmbedding")(config)
             tables = rotary_tables(rotary, spec.max_positions, torch.device("cpu"))
-            return cls(spec, weights, kernels, tables, progress)
+            return cls(spec, weights, kernels, tables, progress=told)
 
     @torch.inference_mode()
     def forward(
@@ -156,7 +161,7 @@ class LeanModel:
         if self._records:
             normed, tapped = self._replay(batch, pages, depth, taps)
             normed = normed if logit_rows is None else normed[logit_rows]
-            return self._head(normed) if normed.shape[0] else normed.new_empty(0, self.spec.vocab_size), tapped
+            return self._join.logits(normed), tapped
         size = bucket(num_rows)
         if self.graphs is None or size is None:
             x, tapped = self._through(batch, pages, depth, taps)
@@ -165,9 +170,9 @@ class LeanModel:
             x, written = self.graphs((depth, taps), run, batch, pages, size)
             tapped = {layer: states[:num_rows].clone() for layer, states in written.items()}
         hidden = x[:num_rows] if logit_rows is None else x[logit_rows]
-        if not hidden.shape[0]:
-            return x.new_empty(0, self.spec.vocab_size), tapped
-        return self._head(self.kernels.rms_norm(hidden, self._norm, self.spec.eps, self._rounded(hidden))), tapped
+        if hidden.shape[0]:
+            hidden = self.kernels.rms_norm(hidden, self._norm, self.spec.eps, self._rounded(hidden))
+        return self._join.logits(hidden), tapped
 
     def embed(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """(T,) int64 -> (T, H) float32."""
@@ -218,7 +223,11 @@ class LeanModel:
         assert buffers.normed is not None
         recording = self._recording(pages, buffers, depth, taps)
         program = recording.program
-        program.run(0, len(program), batch.positions, batch.slots, batch.keys, batch.tokens)
+        start, operands = 0, (batch.positions, batch.slots, batch.keys, batch.tokens)
+        for cut in recording.cuts:
+            program.run(start, cut.at, *operands)
+            start = self._join.at(cut, count)
+        program.run(start, len(program), *operands)
         return buffers.normed[:count], {layer: states[:count].clone() for layer, states in recording.tapped.items()}
 
     def _layer(
@@ -244,14 +253,14 @@ class LeanModel:
             out=out.q,
         )
         mixed = kernels.attention(q, k_pages, v_pages, keys, spec.head_dim**-0.5, layer.window, out=out.mixed)
-        x = project(layer.o, mixed.flatten(1), residual=x, out=out.x)
+        x = self._join.project(layer.o, mixed.flatten(1), x, out.x)
         normed = kernels.rms_norm(x, layer.post_norm, spec.eps, out=out.normed)
         if isinstance(layer.gate_up[0], GatedLinear) and len(layer.gate_up) == 1:
             gated = layer.gate_up[0].gated(normed, spec.activation, out=out.gated)
         else:
             gate = kernels.silu_mul if spec.activation == "silu" else kernels.gelu_mul
             gated = gate(project(layer.gate_up, normed, out=out.gate_up), out=out.gated)
-        return project(layer.down, gated, residual=x, out=out.x)
+        return self._join.project(layer.down, gated, x, out.x)
 
     def _room(self, num_rows: int) -> _Buffers:
         """Buffers for at least so many rows; recordings over smaller ones are dropped."""
@@ -301,11 +310,11 @@ class LeanModel:
         blank = torch.zeros(buffers.capacity, dtype=torch.int32)
         index = KeyIndex(blank[:, None], blank, blank, blank[:, None], blank, 1)
         tapped = {layer: torch.empty_like(buffers.x) for layer in sorted(taps)}
-        with recorder as program:
+        with recorder as program, self._join.recording(program) as cuts:
             x = self._embedding.lookup(blank, out=buffers.x)
             for i in range(depth):
                 out = replace(buffers, x=tapped[i]) if i in tapped else buffers
                 x = self._layer(i, x, out, blank, blank, index, pages)
             self.kernels.rms_norm(x, self._norm, self.spec.eps, out=buffers.normed)
-        known[depth, taps] = _Recording(program, tapped)
+        known[depth, taps] = _Recording(program, tapped, tuple(cuts))
         return known[depth, taps]

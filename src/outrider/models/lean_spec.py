@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,15 @@ class LeanSpec:
     rotary: tuple[bool, ...]
     tied: bool
     max_positions: int
+
+    def part(self, size: int) -> LeanSpec:
+        """What each of `size` ranks computes of it: whole heads, and a part of the MLP's inner channels."""
+        return replace(
+            self,
+            num_heads=self.num_heads // size,
+            num_kv_heads=self.num_kv_heads // size,
+            intermediate=self.intermediate // size,
+        )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every parameter of the module and its shape, under Transformers' names."""

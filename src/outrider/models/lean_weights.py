@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from gguf.constants import GGMLQuantizationType
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from outrider.kernels.base import Kernels, Linear
 from outrider.kernels.packing import quantise_outputs
+from outrider.models.fetch import Progress, silent
 from outrider.models.gguf import GgufTensor, read_header
 from outrider.models.lean_spec import LeanSpec
 
@@ -33,6 +34,21 @@ class Weights(Protocol):
 
     def vector(self, name: str) -> Tensor:
         """A norm's weight: (H,) float32."""
+
+
+class Filling(NamedTuple):
+    """How lean layers are filled.
+
+    Attributes:
+        consume: see `ModuleWeights`. progress: told after every layer.
+    """
+
+    consume: bool = False
+    progress: Progress = silent
+
+
+KEEP = Filling()
+"""The module stays as it is."""
 
 
 class ModuleWeights:

@@ -17,12 +17,14 @@ from outrider.errors import ModelError
 from outrider.kernels import Kernels, select, settle
 from outrider.models import checks, quantised
 from outrider.models.checks import Source
-from outrider.models.fetch import ALIASES, PACKED_FILE, Progress, is_whole
+from outrider.models.fetch import ALIASES, PACKED_FILE, Progress, is_whole, silent
 from outrider.models.fetch import fetch as bring
 from outrider.models.gguf import read_header
 from outrider.models.lean import LeanModel
+from outrider.models.lean_weights import KEEP, Filling
 from outrider.models.module import ModuleModel
 from outrider.models.probe import probe, reference
+from outrider.models.ranks.group import Ranks
 from outrider.models.target import FIXED_WIDTH, Model, Original, Target
 from outrider.models.twin import as_twin, twin_model, widening_of
 from outrider.record import Laps
@@ -64,7 +66,7 @@ def load(
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
-    place, laps = resolve_device(device), laps or Laps()
+    place, laps, told = resolve_device(device), laps or Laps(), progress or silent
     source = locate(model, fetch=fetch, progress=progress)
     chosen = select(kernels, place, threads) if isinstance(kernels, str) else kernels
     if self_test and isinstance(kernels, str):
@@ -74,16 +76,14 @@ def load(
     tokenizer = checks.read_tokenizer(source)
     if widen is not None and dtype in ("packed", "int8"):
         raise ModelError("a widened twin has float weights: choose dtype float32 or bfloat16")
-    packed = None if widen is not None else _packed(dtype, source, config, place, chosen, progress)
+    packed = None if widen is not None else _packed(dtype, source, config, place, chosen, told)
     expected, body = None, packed
     if body is not None:
         dtype, generation = "packed", checks.read_generation_config(source)
     else:
         quantised.refuse_again(source.name, config, dtype, widen)
-        dtype = _float_type(dtype, source, config, place)
-        module = checks.read_module(
-            source, config, _torch_type(dtype), place, partial(progress, "weights") if progress else None
-        )
+        dtype = float_type(dtype, source, config, place)
+        module = checks.read_module(source, config, _torch_type(dtype), place, partial(told, "weights"))
         generation = module.generation_config
         if self_test and dtype != "int8":
             laps.end("weights")
@@ -92,7 +92,7 @@ def load(
         if widen is not None:
             target = twin_of(source.name, widen, module, chosen, tokenizer)
         else:
-            body = body_of(module, chosen, dtype, consume=True, progress=progress)
+            body = body_of(module, chosen, dtype, filling=Filling(consume=True, progress=told))
         del module
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what the lean layers fused is not needed apart, and memory is planned next
@@ -106,26 +106,26 @@ def load(
 
 
 def body_of(
-    module: Any, kernels: Kernels, dtype: str = "auto", consume: bool = False, progress: Progress | None = None
+    module: Any, kernels: Kernels, dtype: str = "auto", ranks: Ranks | None = None, filling: Filling = KEEP
 ) -> Model:
     """The lean layers where they compute exactly what the module does, else the module.
 
     On a GPU without kernels made for it the libraries' own linears, under a graph, are the faster way.
 
     Args:
-        consume: the module is of no further use, and lean layers take its weights as they are filled.
+        ranks: those that share the model, of which the module is this rank's part.
 
     Raises:
         ModelError: if there are no such layers for 8-bit weights. KernelError: if the kernels do not multiply those.
     """
     if dtype == "int8":
-        rounded = LeanModel.from_module(module, kernels, "int8", consume, progress)
+        rounded = LeanModel.from_module(module, kernels, "int8", ranks, filling)
         if rounded is None:
             kind = module.config.model_type
             raise ModelError(f"its architecture ({kind}) has no layers of int8 weights: choose dtype bfloat16")
         return rounded
     if module.device.type == "cpu" or kernels.name == "triton":
-        lean = LeanModel.from_module(module, kernels, None, consume, progress)
+        lean = LeanModel.from_module(module, kernels, None, ranks, filling)
         if lean is not None:
             return lean
     return ModuleModel(module, kernels)
@@ -285,7 +285,7 @@ def _hub_folder(model: str) -> Path:
 
 
 def _packed(
-    dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels, progress: Progress | None
+    dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels, progress: Progress
 ) -> Model | None:
     """The model on its file's own bits, where that is asked for, or possible and "auto"."""
     if dtype not in ("packed", "auto"):
@@ -304,7 +304,7 @@ def _packed(
     return body
 
 
-def _float_type(dtype: str, source: Source, config: Any, device: torch.device) -> str:
+def float_type(dtype: str, source: Source, config: Any, device: torch.device) -> str:
     """What "auto" is where nothing runs packed: bfloat16 on a GPU, else what the folder holds."""
     if dtype != "auto":
         return dtype

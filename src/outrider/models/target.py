@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ from outrider.models.batch import FlatBatch, TargetOutput
 
 if TYPE_CHECKING:
     from outrider.models.probe import ProbeReport
+    from outrider.models.ranks.lead import Lead
 
 FIXED_WIDTH = 16
 """Rows of every pass of a Transformers module: libraries choose other sums at other widths (DESIGN: invariance)."""
@@ -85,6 +87,7 @@ class Target:
         numerics: one phrase for people. notes: what they should know (a context cut short, a fallback).
         tokenizer, config: Transformers' own. report: what the probe at load found, None if it was left out.
         original: what it is a widened twin of (`models/widen`), None for a model as it is.
+        lead: tells the other ranks what to do, where `model` is the first one's part; None for a whole model.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Target:
     notes: list[str] = field(default_factory=list)
     report: ProbeReport | None = None
     original: Original | None = None
+    lead: Lead | None = None
 
     @property
     def page_specs(self) -> list[PageSpec]:
@@ -130,7 +134,8 @@ class Target:
 
     def make_pages(self, num_slots: int, num_layers: int | None = None) -> Pages:
         """A stack of `num_slots` slots for all layers, or for the first `num_layers`; slot 0 belongs to nobody."""
-        return Pages(self.page_specs[:num_layers], num_slots, self.page_dtype, self.device)
+        stack = self.page_specs[:num_layers], num_slots, self.page_dtype, self.device
+        return Pages(*stack) if self.lead is None else self.lead.pages(*stack)
 
     @torch.inference_mode()
     def forward(
@@ -150,9 +155,7 @@ class Target:
             ModelError: if `num_layers` exceeds the model.
         """
         if self.fixed_width is None:
-            logits, tapped = self.model.forward(
-                batch.tokens, batch.positions, batch.slots, batch.keys, pages, batch.logit_rows, num_layers, taps
-            )
+            logits, tapped = self._pass(batch, pages, num_layers, taps)
             return TargetOutput(self._cut(logits), tapped)
         if batch.num_rows <= self.fixed_width:
             return self._one_pass(batch, pages, num_layers, taps)
@@ -189,7 +192,15 @@ class Target:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """One padded pass; the head, too, runs at one width: over all of its rows, or over none."""
         wanted = None if logits else part.tokens.new_empty(0)
-        return self.model.forward(part.tokens, part.positions, part.slots, part.keys, pages, wanted, num_layers, taps)
+        return self._pass(replace(part, logit_rows=wanted), pages, num_layers, taps)
+
+    def _pass(
+        self, batch: FlatBatch, pages: Pages, num_layers: int | None, taps: tuple[int, ...]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """One pass of the model, by all ranks that have a part of it."""
+        keys, rows = batch.keys, batch.logit_rows
+        with self.lead.passing(batch, pages, num_layers, taps) if self.lead else nullcontext():
+            return self.model.forward(batch.tokens, batch.positions, batch.slots, keys, pages, rows, num_layers, taps)
 
     def _cut(self, logits: Tensor) -> Tensor:
         return logits if logits.shape[1] == self.vocab_size else logits[:, : self.vocab_size].contiguous()

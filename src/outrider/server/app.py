@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from outrider import __version__
 from outrider.errors import OutriderError
 from outrider.server import openapi
-from outrider.server.bridge import closing
+from outrider.server.bridge import LAST_PASS, closing
 from outrider.server.chat import ChatAnswer
 from outrider.server.completion import CompletionAnswer
 from outrider.server.errors import ApiError, of_error, of_validation
@@ -40,7 +40,7 @@ def create_app(server: Server) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         server.bridge.start()
         yield
-        await asyncio.get_running_loop().run_in_executor(None, server.bridge.close)
+        await asyncio.get_running_loop().run_in_executor(None, server.bridge.close, LAST_PASS)
         server.tokenizing.shutdown(wait=False)
 
     app = FastAPI(title="Outrider", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

@@ -21,6 +21,8 @@ from outrider.server.metrics import Metrics
 
 TYPICAL_SECONDS = 1.0
 """How long a request is taken to need before any has ended."""
+LAST_PASS = 30.0
+"""Seconds for the pass that is under way when a server ends; a device that hangs must not keep the process."""
 
 
 class Bridge:
@@ -94,10 +96,12 @@ class Bridge:
             self._commands.put(("stop", None))
 
     def close(self, timeout: float | None = None) -> None:
-        """Stop, and wait for the thread's end."""
+        """Stop, and wait for the thread's end; one that hangs in its pass is left behind, which the log tells."""
         self.stop()
         if self.is_alive:
             self._thread.join(timeout)
+        if self.is_alive:
+            logging.getLogger("outrider").error("the engine's pass has not ended after %g s and is left", timeout)
 
     # From here on, all is done by the engine's thread.
 

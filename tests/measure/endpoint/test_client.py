@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -145,7 +146,7 @@ def test_a_busy_server_is_asked_again(monkeypatch) -> None:
     async def at_once(seconds: float) -> None:
         assert seconds > 0
 
-    monkeypatch.setattr(module.asyncio, "sleep", at_once)
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": at_once}))
     reply, bodies = asked([(429, ""), (503, ""), (200, CHAT)], lambda endpoint: endpoint.ask(ASK))
     assert (reply.only.text, len(bodies)) == ("ab", 3)
     with pytest.raises(Broken, match="status 429"):

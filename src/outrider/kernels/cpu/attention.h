@@ -1,37 +1,45 @@
-// Attention of one row over its own keys, in position order, in blocks cut at fixed positions.
+// Attention of rows over their own keys, in position order, in blocks cut at fixed positions.
 //
 // A block's result (largest score, sum of weights, weighted values) and the order in which blocks are merged depend on
-// the row's positions alone; whether one thread runs all blocks of a row or several share them is schedule only.
+// the row's positions alone; which rows are taken together and which thread runs a block is schedule only.
 #pragma once
-
-#include <cmath>
 
 #include "simd.h"
 #include "team.h"
+#include "tiles.h"
 
-constexpr int64_t kBlock = 256;  // positions a block
+constexpr int64_t kQueries = 12;  // queries that are taken through a block together, or a few more to make whole rows
 
 /// p: q, k_pages, v_pages, sinks or null, out. n: query heads, key heads, D, 1 for bfloat16 pages, window (0: none),
 /// row strides of q and out, 1 where position 0 is seen by itself alone. f: scale, softcap (0: none).
-struct AttentionOp {
+struct AttentionOp : Head {
     const float *q, *sinks;
     const void *k_pages, *v_pages;
     float* out;
-    int64_t heads, kv, dim, window, ldq, ldo, group, padded;
+    int64_t heads, kv, window, ldq, ldo, group;
     bool half, skip_first;
-    float scale, softcap;
+    int threads;
+    // Rows taken together, such groups times key heads, and blocks that each is cut into where those are too few.
+    int64_t rows, tasks, blocks;
 
-    explicit AttentionOp(const Op& op)
-        : q(op.at<float>(0)), sinks(op.at<float>(3)), k_pages(op.p[1]), v_pages(op.p[2]), out(op.at<float>(4)),
-          heads(op.n[0]), kv(op.n[1]), dim(op.n[2]), window(op.n[4]), ldq(op.n[5]), ldo(op.n[6]),
-          group(op.n[0] / op.n[1]), padded((op.n[2] + 15) / 16 * 16), half(op.n[3] != 0), skip_first(op.n[7] != 0),
-          scale(float(op.f[0])),
-          softcap(float(op.f[1])) {}
+    AttentionOp(const Op& op, const Batch& batch, int threads)
+        : Head{op.n[2], (op.n[2] + 15) / 16 * 16, op.n[1] * op.n[2], float(op.f[0]), float(op.f[1])},
+          q(op.at<float>(0)), sinks(op.at<float>(3)), k_pages(op.p[1]), v_pages(op.p[2]), out(op.at<float>(4)),
+          heads(op.n[0]), kv(op.n[1]), window(op.n[4]), ldq(op.n[5]), ldo(op.n[6]), group(op.n[0] / op.n[1]),
+          half(op.n[3] != 0), skip_first(op.n[7] != 0), threads(threads) {
+        // Rows together save work only while every thread has some.
+        for (rows = (kQueries + group - 1) / group;; rows = (rows + 1) / 2) {
+            tasks = (batch.rows + rows - 1) / rows * kv;
+            blocks = tasks < 4 * threads ? most_blocks(batch) : 0;
+            if (rows == 1 || tasks * (blocks ? blocks : 1) >= 2 * threads) break;
+        }
+    }
 
-    /// Floats of one block's result: values, then largest score and sum, a head each.
-    int64_t partial() const { return group * (padded + 2); }
+    int64_t queries() const { return rows * group; }
+    /// Floats of one block's result: values, then largest score and sum, a query each.
+    int64_t partial() const { return (queries() * (padded + 2) + 15) / 16 * 16; }
     /// Floats that one thread works in: queries, scores, slots, a running and a fresh result.
-    int64_t private_floats() const { return group * padded + group * kBlock + kBlock + 2 * partial() + 64; }
+    int64_t private_floats() const { return queries() * (padded + kBlock) + rows * kBlock + 2 * partial(); }
 
     static int64_t most_blocks(const Batch& batch) {
         int64_t most = 1;
@@ -39,32 +47,29 @@ struct AttentionOp {
             if (batch.length[row] > most) most = batch.length[row];
         return (most + kBlock - 1) / kBlock;
     }
-    bool split(const Batch& batch, int threads) const { return batch.rows * kv < 4 * threads; }
-    /// One piece is a block of a row's key head, or all blocks of it where there are pieces enough without cutting.
-    Plan plan(const Batch& batch, int threads) const {
-        const int64_t tasks = batch.rows * kv, blocks = split(batch, threads) ? tasks * most_blocks(batch) : 0;
-        const size_t bytes = round_up(size_t(blocks * partial()) * 4) +
-                             size_t(threads) * round_up(size_t(private_floats()) * 4);
+    /// Floats of all blocks' results, where other threads than those that made them merge them.
+    int64_t shared_floats() const { return tasks * blocks * partial(); }
+    /// One piece is a block of some rows' key head, or all blocks of it where there are pieces enough without cutting.
+    Plan plan(const Batch& batch) const {
+        const size_t bytes = size_t(shared_floats() + threads * private_floats()) * 4;
         const int64_t products = batch.rows * heads * most_blocks(batch) * kBlock * dim;
         if (!blocks) return Plan::rows(tasks, threads, products, bytes);
-        return {{blocks, tasks}, {1, 1}, bytes, products};
+        return {{tasks * blocks, tasks}, {1, 1}, bytes, products};
     }
 };
 
 struct Work {
     float *queries, *scores, *running, *fresh;
     int32_t* slots;
-};
 
-inline Work work_at(const AttentionOp& op, float* p) {
-    Work w;
-    w.queries = p;
-    w.scores = w.queries + op.group * op.padded;
-    w.running = w.scores + op.group * kBlock;
-    w.fresh = w.running + op.partial();
-    w.slots = (int32_t*)(w.fresh + op.partial());
-    return w;
-}
+    Work(const AttentionOp& op, const Place& place) {
+        queries = (float*)(place.scratch + size_t(op.shared_floats()) * 4) + place.thread * op.private_floats();
+        scores = queries + op.queries() * op.padded;
+        running = scores + op.queries() * kBlock;
+        fresh = running + op.partial();
+        slots = (int32_t*)(fresh + op.partial());
+    }
+};
 
 /// Positions that a row sees: [begin, end).
 inline Range seen(const AttentionOp& op, const Batch& batch, int64_t row) {
@@ -73,176 +78,174 @@ inline Range seen(const AttentionOp& op, const Batch& batch, int64_t row) {
     return {op.window && end - least > op.window ? end - op.window : least, end};
 }
 
+/// Those of its blocks: [first, last + 1).
+inline Range blocks_of(Range seen) { return {seen.begin / kBlock, (seen.end - 1) / kBlock + 1}; }
+/// Those of them that lie in a block; none may.
+inline Range within(Range seen, int64_t block) {
+    const int64_t begin = block * kBlock > seen.begin ? block * kBlock : seen.begin;
+    const int64_t end = (block + 1) * kBlock < seen.end ? (block + 1) * kBlock : seen.end;
+    return {begin, begin < end ? end : begin};
+}
+
 inline void find_slots(const Batch& batch, int64_t row, Range at, int32_t* slots) {
     const int32_t* table = batch.tables + batch.request[row] * batch.tables_stride;
     const int32_t* tail = batch.tails + row * batch.tails_stride;
-    const int64_t linear = batch.linear[row];
-    for (int64_t x = at.begin; x < at.end; ++x)
-        slots[x - at.begin] = x < linear ? int32_t(table[x / batch.block_size] * batch.block_size + x % batch.block_size)
-                                         : tail[x - linear];
-}
-
-/// Scores of sixteen keys against one query.
-template <class W, int C>
-inline f32x16 score(const AttentionOp& op, const float* q, const W* keys, const int32_t* slots) {
-    const int64_t stride = op.kv * op.dim, chunks = C ? C : op.padded / 16;
-    f32x16 dots[16];
-#pragma GCC unroll 16
-    for (int lane = 0; lane < 16; ++lane) {
-        const W* key = keys + slots[lane] * stride;
-        f32x16 acc = splat(0.0f);
-#pragma GCC unroll 8
-        for (int64_t c = 0; c < chunks; ++c) {
-            const f32x16 part = C ? load_wide(key + 16 * c) : load_part(key + 16 * c, op.dim - 16 * c);
-            acc = fma(load<f32x16>(q + 16 * c), part, acc);
-        }
-        dots[lane] = acc;
+    const int64_t linear = batch.linear[row], size = batch.block_size, end = linear < at.end ? linear : at.end;
+    int64_t x = at.begin;
+    for (int64_t index = x / size; x < end; ++index) {  // by whole blocks: a division for each key is not cheap
+        const int64_t stop = (index + 1) * size < end ? (index + 1) * size : end;
+        const int64_t shift = (table[index] - index) * size;
+        for (; x < stop; ++x) slots[x - at.begin] = int32_t(x + shift);
     }
-    const f32x16 s = sum16(dots) * splat(op.scale);
-    return op.softcap != 0 ? splat(op.softcap) * tanh(s / splat(op.softcap)) : s;
+    for (; x < at.end; ++x) slots[x - at.begin] = tail[x - linear];
 }
 
-/// Scores to weights in place; returns their sum and leaves the largest score in `top`.
-inline float soften(float* scores, int64_t count, float* top) {
-    f32x16 best = splat(-INFINITY), total = splat(0.0f);
-    for (int64_t i = count; i < (count + 15) / 16 * 16; ++i) scores[i] = -INFINITY;
-    for (int64_t i = 0; i < count; i += 16) best = max(load<f32x16>(scores + i), best);
-    *top = largest(best);
-    for (int64_t i = 0; i < count; i += 16) {
-        const f32x16 p = exp(load<f32x16>(scores + i) - splat(*top));
-        total = total + p;
-        store(scores + i, p);
-    }
-    return sum(total);
+/// Leading slots, of `count`, that two rows have in common.
+inline int64_t shared(const int32_t* a, const int32_t* b, int64_t count) {
+    int64_t i = 0;
+    while (i < count && a[i] == b[i]) ++i;
+    return i;
 }
 
-/// out += weights times values of `count` keys, in their order.
-template <class W, int C>
-inline void add_values(const AttentionOp& op, const float* weights, const W* values, const int32_t* slots,
-                       int64_t count, float* out) {
-    const int64_t stride = op.kv * op.dim;
-    if constexpr (C > 0) {
-        f32x16 acc[C];
-        for (int c = 0; c < C; ++c) acc[c] = load<f32x16>(out + 16 * c);
-        for (int64_t i = 0; i < count; ++i) {
-            const f32x16 p = splat(weights[i]);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) acc[c] = fma(load_wide(values + slots[i] * stride + 16 * c), p, acc[c]);
-        }
-        for (int c = 0; c < C; ++c) store(out + 16 * c, acc[c]);
-    } else {
-        for (int64_t c = 0; c < op.padded; c += 16) {
-            f32x16 acc = load<f32x16>(out + c);
-            for (int64_t i = 0; i < count; ++i)
-                acc = fma(load_part(values + slots[i] * stride + c, op.dim - c), splat(weights[i]), acc);
-            store(out + c, acc);
-        }
-    }
-}
-
-/// One block of one row's key head, for all query heads that share it; keys and values are taken a few at a time for
-/// every head in turn, so that they are read from the nearest cache.
-template <class W, int C>
-inline void attend(const AttentionOp& op, const Batch& batch, int64_t row, int64_t head, Range at, const Work& work,
+/// One block of some rows' key head, for all query heads that share it. Keys and values are taken a few at a time for
+/// every query in turn, and together for rows that stand side by side and whose slots are the same so far.
+template <class W>
+inline void attend(const AttentionOp& op, const Batch& batch, Range rows, int64_t head, int64_t block, const Work& work,
                    float* result) {
-    const int64_t count = at.end - at.begin, group = op.group;
-    find_slots(batch, row, at, work.slots);
-    // The last sixteen are filled up with repetitions of the last key, whose scores are then struck out.
-    for (int64_t i = count; i < (count + 15) / 16 * 16; ++i) work.slots[i] = work.slots[count - 1];
+    const int64_t num_rows = rows.end - rows.begin, group = op.group;
+    int64_t count[kQueries], same[kQueries], longest = 0;  // same: leading slots that a row shares with the next one
+    for (int64_t r = 0; r < num_rows; ++r) {
+        const Range at = within(seen(op, batch, rows.begin + r), block);
+        int32_t* slots = work.slots + r * kBlock;
+        count[r] = at.end - at.begin;
+        find_slots(batch, rows.begin + r, at, slots);
+        // The last sixteen are filled up with repetitions of the last key, whose scores are then struck out.
+        for (int64_t i = count[r]; i < (count[r] + 15) / 16 * 16; ++i) slots[i] = slots[count[r] - 1];
+        if (r) same[r - 1] = shared(slots - kBlock, slots, count[r] < count[r - 1] ? count[r] : count[r - 1]);
+        if (count[r] > longest) longest = count[r];
+        for (int64_t g = 0; g < group; ++g)
+            for (int64_t c = 0; c < op.dim; c += 16)
+                store(work.queries + (r * group + g) * op.padded + c,
+                      load_floats(op.q + (rows.begin + r) * op.ldq + (head * group + g) * op.dim + c, op.dim - c));
+    }
+    same[num_rows - 1] = 0;
+    // Calls f(first row, last row + 1, first key, keys) for rows that have their next `step` keys in common.
+    auto each_run = [&](int64_t step, auto&& f) {
+        for (int64_t i = 0; i < longest; i += step)
+            for (int64_t r = 0, next; r < num_rows; r = next) {
+                for (next = r + 1; same[next - 1] >= i + step;) ++next;
+                if (i < count[r]) f(r, next, i, count[r] - i < step ? count[r] - i : step);
+            }
+    };
     const W* keys = (const W*)op.k_pages + head * op.dim;
     const W* values = (const W*)op.v_pages + head * op.dim;
-    float *top = result + group * op.padded, *sums = top + group;
-    for (int64_t g = 0; g < group; ++g)
-        for (int64_t c = 0; c < op.dim; c += 16)
-            store(work.queries + g * op.padded + c,
-                  load_floats(op.q + row * op.ldq + (head * group + g) * op.dim + c, op.dim - c));
-    for (int64_t i = 0; i < count; i += 16)
-        for (int64_t g = 0; g < group; ++g)
-            store(work.scores + g * kBlock + i, score<W, C>(op, work.queries + g * op.padded, keys, work.slots + i));
-    for (int64_t g = 0; g < group; ++g) sums[g] = soften(work.scores + g * kBlock, count, top + g);
-    std::memset(result, 0, size_t(group * op.padded) * 4);
-    for (int64_t i = 0; i < count; i += 32)
-        for (int64_t g = 0; g < group; ++g)
-            add_values<W, C>(op, work.scores + g * kBlock + i, values, work.slots + i, count - i < 32 ? count - i : 32,
-                             result + g * op.padded);
+    float *top = result + op.queries() * op.padded, *sums = top + op.queries();
+    each_run(16, [&](int64_t r, int64_t next, int64_t i, int64_t) {
+        const int32_t* slots = work.slots + r * kBlock + i;
+        if (i + 16 < count[r]) ask<3>(op, keys, slots + 16);
+        ask<2>(op, values, slots);
+        each_tile(r * group, next * group, [&](auto size, int64_t first) {
+            score<W, size()>(op, work.queries + first * op.padded, keys, slots, work.scores + first * kBlock + i);
+        });
+    });
+    for (int64_t query = 0; query < num_rows * group; ++query)
+        sums[query] = soften(work.scores + query * kBlock, count[query / group], top + query);
+    std::memset(result, 0, size_t(num_rows * group * op.padded) * 4);
+    each_run(32, [&](int64_t r, int64_t next, int64_t i, int64_t some) {
+        each_tile(r * group, next * group, [&](auto size, int64_t first) {
+            add_values<W, size()>(op, work.scores + first * kBlock + i, values, work.slots + r * kBlock + i, some,
+                                  result + first * op.padded);
+        });
+    });
 }
 
-/// running <- running + fresh, both rescaled to the larger of their largest scores.
-inline void merge(const AttentionOp& op, float* running, const float* fresh) {
-    for (int64_t g = 0; g < op.group; ++g) {
-        float *top = running + op.group * op.padded + g, *total = top + op.group;
-        const float other = fresh[op.group * op.padded + g], weight = fresh[op.group * op.padded + op.group + g];
+/// running <- running + fresh for a row's queries, both rescaled to the larger of their largest scores.
+inline void merge(const AttentionOp& op, float* running, const float* fresh, Range queries) {
+    const int64_t tops = op.queries() * op.padded, sums = tops + op.queries();
+    for (int64_t query = queries.begin; query < queries.end; ++query) {
+        float *top = running + tops + query, *total = running + sums + query;
+        const float other = fresh[tops + query], weight = fresh[sums + query];
         const float most = *top > other ? *top : other;
         const f32x16 a = exp(splat(*top - most)), b = exp(splat(other - most));
         *total = fma(splat(*total), a, splat(weight) * b).p[0][0];
         *top = most;
         for (int64_t c = 0; c < op.padded; c += 16) {
-            float* o = running + g * op.padded + c;
-            store(o, fma(load<f32x16>(o), a, load<f32x16>(fresh + g * op.padded + c) * b));
+            float* o = running + query * op.padded + c;
+            store(o, fma(load<f32x16>(o), a, load<f32x16>(fresh + query * op.padded + c) * b));
         }
     }
 }
 
-inline void finish(const AttentionOp& op, int64_t row, int64_t head, float* running) {
+/// running <- fresh for a row's queries.
+inline void start(const AttentionOp& op, float* running, const float* fresh, Range queries) {
+    auto copy = [&](int64_t from, int64_t n) { std::memcpy(running + from, fresh + from, size_t(n) * 4); };
+    const int64_t n = queries.end - queries.begin, tops = op.queries() * op.padded;
+    copy(queries.begin * op.padded, n * op.padded);
+    copy(tops + queries.begin, n);
+    copy(tops + op.queries() + queries.begin, n);
+}
+
+inline void finish(const AttentionOp& op, int64_t row, int64_t head, const float* running, int64_t first) {
     for (int64_t g = 0; g < op.group; ++g) {
-        const int64_t query = head * op.group + g;
-        const float top = running[op.group * op.padded + g];
-        float total = running[op.group * op.padded + op.group + g], shrink = 1.0f;
+        const int64_t head_of_query = head * op.group + g;
+        const float top = running[op.queries() * op.padded + first + g];
+        float total = running[op.queries() * (op.padded + 1) + first + g], shrink = 1.0f;
         if (op.sinks) {
-            const float most = top > op.sinks[query] ? top : op.sinks[query];
+            const float sink = op.sinks[head_of_query], most = top > sink ? top : sink;
             shrink = exp(splat(top - most)).p[0][0];
-            total = total * shrink + exp(splat(op.sinks[query] - most)).p[0][0];
+            total = total * shrink + exp(splat(sink - most)).p[0][0];
         }
         for (int64_t c = 0; c < op.dim; c += 16) {
-            const f32x16 o = load<f32x16>(running + g * op.padded + c) * splat(shrink) / splat(total);
-            store_floats(op.out + row * op.ldo + query * op.dim + c, o, op.dim - c);
+            const f32x16 o = load<f32x16>(running + (first + g) * op.padded + c) * splat(shrink) / splat(total);
+            store_floats(op.out + row * op.ldo + head_of_query * op.dim + c, o, op.dim - c);
         }
-    }
-}
-
-template <class W, int C>
-inline void run_attention(const AttentionOp& op, const Batch& batch, int phase, Range range, const Place& place) {
-    const bool split = op.split(batch, place.threads);
-    const int64_t most = split ? AttentionOp::most_blocks(batch) : 1, tasks = batch.rows * op.kv, size = op.partial();
-    float* shared = (float*)place.scratch;
-    const size_t before = round_up(size_t(split ? tasks * most * size : 0) * 4);
-    const Work work =
-        work_at(op, (float*)(place.scratch + before + place.thread * round_up(size_t(op.private_floats()) * 4)));
-    auto block = [&](int64_t task, int64_t index, float* result) {
-        const Range all = seen(op, batch, task / op.kv);
-        const int64_t begin = index * kBlock > all.begin ? index * kBlock : all.begin;
-        const int64_t end = (index + 1) * kBlock < all.end ? (index + 1) * kBlock : all.end;
-        if (begin < end) attend<W, C>(op, batch, task / op.kv, task % op.kv, {begin, end}, work, result);
-    };
-    if (split && phase == 0) {
-        for (int64_t piece = range.begin; piece < range.end; ++piece)
-            block(piece / most, piece % most, shared + piece * size);
-        return;
-    }
-    for (int64_t task = range.begin; task < range.end; ++task) {
-        const Range all = seen(op, batch, task / op.kv);
-        const int64_t first = all.begin / kBlock, last = (all.end - 1) / kBlock;
-        for (int64_t index = first; index <= last; ++index) {
-            float* to = index == first ? work.running : work.fresh;
-            if (split)
-                std::memcpy(to, shared + (task * most + index) * size, size_t(size) * 4);
-            else
-                block(task, index, to);
-            if (index > first) merge(op, work.running, work.fresh);
-        }
-        finish(op, task / op.kv, task % op.kv, work.running);
     }
 }
 
 template <class W>
-inline void attention_of(const AttentionOp& op, const Batch& batch, int phase, Range range, const Place& place) {
-    if (op.dim == 64) return run_attention<W, 4>(op, batch, phase, range, place);
-    if (op.dim == 128) return run_attention<W, 8>(op, batch, phase, range, place);
-    run_attention<W, 0>(op, batch, phase, range, place);
+inline void run_attention(const AttentionOp& op, const Batch& batch, int phase, Range range, const Place& place) {
+    const Work work(op, place);
+    float* results = (float*)place.scratch;
+    auto rows_of = [&](int64_t group) {
+        const int64_t end = (group + 1) * op.rows;
+        return Range{group * op.rows, end < batch.rows ? end : batch.rows};
+    };
+    if (op.blocks && phase == 0) {  // a block's key heads one after another, as they lie in memory
+        for (int64_t piece = range.begin; piece < range.end; ++piece) {
+            const int64_t block = piece / op.kv % op.blocks, group = piece / op.kv / op.blocks;
+            attend<W>(op, batch, rows_of(group), piece % op.kv, block, work, results + piece * op.partial());
+        }
+        return;
+    }
+    for (int64_t task = range.begin; task < range.end; ++task) {
+        const int64_t group = task / op.kv, head = task % op.kv;
+        const Range rows = rows_of(group);
+        Range blocks = blocks_of(seen(op, batch, rows.begin));
+        for (int64_t row = rows.begin + 1; row < rows.end; ++row) {
+            const Range own = blocks_of(seen(op, batch, row));
+            if (own.begin < blocks.begin) blocks.begin = own.begin;
+            if (own.end > blocks.end) blocks.end = own.end;
+        }
+        for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+            float* fresh = work.fresh;
+            if (op.blocks)
+                fresh = results + ((group * op.blocks + block) * op.kv + head) * op.partial();
+            else
+                attend<W>(op, batch, rows, head, block, work, fresh);
+            for (int64_t row = rows.begin; row < rows.end; ++row) {
+                const Range own = blocks_of(seen(op, batch, row));
+                const Range queries{(row - rows.begin) * op.group, (row - rows.begin + 1) * op.group};
+                if (block == own.begin) start(op, work.running, fresh, queries);
+                if (block > own.begin && block < own.end) merge(op, work.running, fresh, queries);
+            }
+        }
+        for (int64_t row = rows.begin; row < rows.end; ++row)
+            finish(op, row, head, work.running, (row - rows.begin) * op.group);
+    }
 }
 
 inline void attention(const Op& o, const Batch& batch, int phase, Range range, const Place& place) {
-    const AttentionOp op(o);
-    if (op.half) return attention_of<uint16_t>(op, batch, phase, range, place);
-    attention_of<float>(op, batch, phase, range, place);
+    const AttentionOp op(o, batch, place.threads);
+    if (op.half) return run_attention<uint16_t>(op, batch, phase, range, place);
+    run_attention<float>(op, batch, phase, range, place);
 }

@@ -21,7 +21,7 @@ static Plan plan(const Op& op, const Batch& batch, int threads) {
     switch (op.code) {
         case kLinear: return LinearOp(op).plan(batch, threads);
         case kGated: return Plan::rows(batch.rows * gated_pieces(op), threads, batch.rows * op.n[0] * 8);
-        case kAttention: return AttentionOp(op).plan(batch, threads);
+        case kAttention: return AttentionOp(op, batch, threads).plan(batch);
         case kDraw: return draw_plan(op, batch);
         case kNoise: return Plan::rows(batch.rows * ((op.n[0] + 63) / 64), threads, batch.rows * op.n[0] * 16);
         case kRank: return rank_plan(op, batch);

@@ -4,8 +4,6 @@
 // tile; a larger tile only reads the weights less often.
 #pragma once
 
-#include <type_traits>
-
 #include "simd.h"
 #include "team.h"
 
@@ -159,13 +157,6 @@ inline void float_tiles(const W* w, const float* x, int64_t ldx, int64_t k, f32x
             for (int j = 0; j < J; ++j) acc[r][j] = fma(a, b[j], acc[r][j]);
         }
     }
-}
-
-/// Calls f with the compile-time constant that equals `count`, 1 <= count <= Most.
-template <int Most, class F>
-inline void with_constant(int count, F&& f) {
-    if (count == Most) return f(std::integral_constant<int, Most>{});
-    if constexpr (Most > 1) with_constant<Most - 1>(count, f);
 }
 
 /// p: x, weights, bias or null, residual or null, out. n: kind, K, N, and the row strides of x, residual and out.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
@@ -26,6 +27,7 @@ constexpr int kLanes = 4;
 constexpr int kParts = 16 / kLanes;
 typedef float vf __attribute__((vector_size(4 * kLanes)));
 typedef int32_t vi __attribute__((vector_size(4 * kLanes)));
+typedef float vf4 __attribute__((vector_size(16)));
 
 struct f32x16 {
     vf p[kParts];
@@ -153,9 +155,21 @@ inline f32x16 sum16(const f32x16 (&a)[16]) {
     r.p[0] = (vf)_mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
     return r;
 #else
-    float sums[16];
-    for (int i = 0; i < 16; ++i) sums[i] = sum(a[i]);
-    return load<f32x16>(sums);
+    vf4 fours[16];  // the halving tree of `sum`, two vectors' last steps at a time
+    for (int i = 0; i < 16; ++i) {
+        vf4 s[4];
+        store(s, a[i]);
+        fours[i] = (s[0] + s[2]) + (s[1] + s[3]);
+    }
+    f32x16 r;
+    for (int i = 0; i < 16; i += 4) {
+        const vf4 p = fours[i], q = fours[i + 1], u = fours[i + 2], v = fours[i + 3];
+        const vf4 x = (vf4){p[0], p[1], q[0], q[1]} + (vf4){p[2], p[3], q[2], q[3]};
+        const vf4 y = (vf4){u[0], u[1], v[0], v[1]} + (vf4){u[2], u[3], v[2], v[3]};
+        const vf4 sums = (vf4){x[0], x[2], y[0], y[2]} + (vf4){x[1], x[3], y[1], y[3]};
+        std::memcpy((float*)&r + i, &sums, 16);
+    }
+    return r;
 #endif
 }
 inline float largest(f32x16 a) {
@@ -191,15 +205,18 @@ inline void store_floats(float* to, f32x16 a, int64_t n) {
 
 /// Sixteen bfloat16, widened.
 inline f32x16 load_wide(const uint16_t* from) {
-    i32x16 r;
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-    r.p[0] = (vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+    // One shuffle to the upper halves of the lanes, where widening and shifting would be two operations.
+    const __m512i numbers = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i halves = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)from));
+    f32x16 r;
+    r.p[0] = (vf)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_slli_epi32(numbers, 16), halves);
+    return r;
 #else
     int32_t wide[16];
     for (int i = 0; i < 16; ++i) wide[i] = from[i];
-    r = load<i32x16>(wide);
+    return from_bits(load<i32x16>(wide) << 16);
 #endif
-    return from_bits(r << 16);
 }
 inline f32x16 load_wide(const float* from) { return load<f32x16>(from); }
 
@@ -293,3 +310,10 @@ inline f32x16 exp(f32x16 x) {
     return p;
 }
 inline f32x16 tanh(f32x16 x) { return splat(1.0f) - splat(2.0f) / (exp(x + x) + splat(1.0f)); }
+
+/// Calls f with the compile-time constant that equals `count`, 1 <= count <= Most.
+template <int Most, class F>
+inline void with_constant(int count, F&& f) {
+    if (count == Most) return f(std::integral_constant<int, Most>{});
+    if constexpr (Most > 1) with_constant<Most - 1>(count, f);
+}

@@ -1,0 +1,105 @@
+"""On two GPUs or four: all that holds for ranks on a CPU, and what two cards bring for the shape of an 8B."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outrider
+from tests.models.tiny import make_module, make_tokenizer
+from tests.ranks.processes import Job, start
+
+pytestmark = pytest.mark.gpu
+SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+BAR = 1.5
+"""Two cards against one, plain, at batch 1: issue 7."""
+
+
+def needs(count: int) -> None:
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    path: Path = tmp_path_factory.mktemp("tiny")
+    make_module("llama", torch.bfloat16, **SMALL, max_position_embeddings=600).save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def verb(cards: int, *words: str) -> dict[str, Any]:
+    """The object that a verb ends in, run by so many processes."""
+    ours = [sys.executable, "-m"]
+    if cards > 1:
+        ours += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(cards), "-m"]
+    ran = subprocess.run(
+        [*ours, "outrider", *words, "--tensor-parallel", str(cards), "--device", "cuda", "--json"],
+        env={**os.environ, "PYTHONPATH": str(Path(outrider.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    print(ran.stderr[-2000:])
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_on_gpus_keep_what_ranks_on_a_cpu_keep(tmp_path, size: int) -> None:
+    """Bits of sums and rows at widths 1, 16 and 64; texts with guesses and without, in lockstep and in the air."""
+    needs(size)
+    job: Job = start(tmp_path, size, "engine", 200, DEVICE="cuda")
+    assert job.wait(500) == [0] * size, "\n".join(job.said(rank)[-3000:] for rank in range(size))
+    told = job.told("told")
+    for rank in range(size):
+        assert all(all(pair) for pair in job.told(f"sums-{rank}").values())
+        assert set(job.told(f"kept-{rank}")["bits"].values()) == {1}
+    assert told["rows"] == {"1": True, "16": True, "64": True}
+    for kind in ("lean", "biased", "module"):
+        assert all(found["same"] for found in told[kind].values())
+    books = [(tmp_path / f"books-{rank}.txt").read_text() for rank in range(size)]
+    assert all(kept == books[0] for kept in books)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_killed_rank_ends_the_job_on_gpus(tmp_path, size: int) -> None:
+    needs(size)
+    job = start(tmp_path, size, "endless", DEVICE="cuda")
+    try:
+        job.told("runs")
+        job.ranks[1].kill()
+        assert job.code(0, 15) == 1
+    finally:
+        job.stop()
+    assert job.sentences(0) == [f"outrider: rank 1 of {size} is gone: the job ends here, start it again"]
+
+
+def test_an_8b_says_the_same_with_guesses_on_two_cards(folder: str) -> None:
+    needs(2)
+    words = ("check", folder, "--widen", "8b", "--raw", "--limit", "4", "--max-tokens", "64", "--max-context", "512")
+    found = verb(2, *words, "--drafter", "ngram", "--temperature", "0", "--temperature", "1")
+    assert found["compared"] > 0
+    assert found["differing"] == 0
+
+
+def test_two_cards_against_one_for_an_8b(folder: str) -> None:
+    """Plain decoding of one text at a time; the figures of both are printed."""
+    needs(2)
+    words = ("generate", folder, "Name three rivers.", "--widen", "8b", "--raw", "--ignore-eos", "--max-tokens", "256")
+    rates = []
+    for cards in (1, 2):
+        told = verb(cards, *words, "--drafter", "none", "--max-context", "512")
+        seconds = told["seconds"]["total"] - told["seconds"]["prefill"]
+        rates.append((told["usage"]["completion_tokens"] - 1) / seconds)
+    print(f"8B shape, plain, batch 1: {rates[0]:.1f} tokens/s on one card, {rates[1]:.1f} on two")
+    assert rates[1] >= BAR * rates[0]
