@@ -50,7 +50,7 @@ def test_spelling_says_the_text_and_is_the_tokenizers_own(text: str, kind: str) 
     ids = [number for number, _ in pieces]
     assert said(words, ids) in (wanted, b" " + wanted)
     assert sum(size for _, size in pieces) == len(wanted)
-    if not text.startswith(" ") and not any(name in text for name in words.special):
+    if not any(name in text for name in words.special):
         assert ids == tokenizer.encode(wanted.decode(), add_special_tokens=False)
 
 

@@ -69,7 +69,7 @@ class Retold:
 
     def _tell(self) -> None:
         text = bytes(self._window)
-        pieces = self._drafter.spell(text)
+        pieces = self._drafter.spell(text, begins=not self._goes_on)
         if self._goes_on and pieces and not pieces[0][1]:
             pieces = pieces[1:]  # a space that only a text's beginning has
         self.says_end = not pieces or pieces[-1][0] != NOBODY

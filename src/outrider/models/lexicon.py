@@ -69,11 +69,11 @@ class Lexicon:
         self.opening = self._opening()
         self.leads = b"".join(self.stands_for[number] or b"" for number in self._ids(_PROBE)).startswith(b" ")
 
-    def spell(self, text: bytes) -> list[Piece]:
+    def spell(self, text: bytes, begins: bool = True) -> list[Piece]:
         """A text as the tokenizer would write it, bytes that are no UTF-8 one by one; `NOBODY` for one that has no id.
 
-        Its first piece may hold a space more than the text does, as SentencePiece begins with one. Where the tokenizer
-        changes the text (lower case, say), the last piece of a stretch counts for all of its bytes.
+        begins: no text stands before it, so that SentencePiece's begins with a space, which counts for no byte. Where
+        the tokenizer changes the text (lower case, say), the last piece of a stretch counts for all of its bytes.
         """
         pieces: list[Piece] = []
         for stretch in _STRAY.split(text.decode(errors="surrogateescape")):
@@ -81,22 +81,23 @@ class Lexicon:
                 lone = stretch.encode(errors="surrogateescape")
                 pieces += [(self.by_bytes.get(bytes([byte]), NOBODY), 1) for byte in lone]
             elif stretch:
-                pieces += self._encode(stretch, bool(pieces))
+                pieces += self._encode(stretch, begins and not pieces)
         return pieces
 
-    def _encode(self, text: str, goes_on: bool) -> list[Piece]:
-        """goes_on: the text follows bytes that are no text, so that no word begins here."""
+    def _encode(self, text: str, begins: bool) -> list[Piece]:
         wanted = text.encode()
         found: list[Piece] = []
-        # A tokenizer that puts a space before a text gets the text without its own.
+        # A tokenizer that puts a space before every text gets one that goes on without its own.
         for given in dict.fromkeys((text, text.removeprefix(" "))):
             ids = self._ids(given)
             texts = [self.stands_for[number] or b"" for number in ids]
             sizes, said = [len(text) for text in texts], b"".join(texts)
             if said == wanted:
                 return list(zip(ids, sizes, strict=True))
-            if said == b" " + wanted and not goes_on:
+            if said == b" " + wanted:
                 found = [(ids[0], sizes[0] - 1), *zip(ids[1:], sizes[1:], strict=True)]
+                if begins:
+                    break
             elif not found and ids:
                 found = [*((number, 0) for number in ids[:-1]), (ids[-1], len(wanted))]
         return found
