@@ -22,7 +22,7 @@ from outrider.cache.pages import Pages, PageSpec
 from outrider.config import EngineConfig
 from outrider.control.cost import PassCost
 from outrider.control.depth import Control
-from outrider.drafters.base import Needs, Workshop
+from outrider.drafters.base import Drafter, Needs, Workshop
 from outrider.drafters.cascade import build
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.step import Engine
@@ -31,11 +31,13 @@ from outrider.kernels.noise import gumbel
 from outrider.kernels.plain import PlainKernels
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.request import Request, SamplingParams
-from tests import artefacts
+from tests import artefacts, other_words
 
 VOCAB = 23
 HIDDEN = 8
 NEWLINE = VOCAB - 1
+OTHER_WORDS = " of other words"
+"""Behind a drafter's name: its model is of another vocabulary than the toy's (`tests/other_words`)."""
 MEMORY = 5
 """The law depends on so many last tokens, so that texts repeat themselves and lookups sometimes hit."""
 
@@ -163,7 +165,7 @@ class ToyTarget:
         keys = batch.keys
         self.num_rows += batch.num_rows
         assert int(batch.tokens.min()) >= 0
-        assert int(batch.tokens.max()) < VOCAB
+        assert int(batch.tokens.max()) < self.vocab_size
         written = set(zip(batch.slots.tolist(), batch.tokens.tolist(), batch.positions.tolist(), strict=True))
         # A drafter that lags may write a shared prefix for two requests at once: the same keys, then.
         assert len({slot for slot, *_ in written}) == len(written), "two rows of a pass write other keys into one slot"
@@ -171,7 +173,7 @@ class ToyTarget:
             pages.keys[layer][batch.slots.long(), 0, 0] = batch.tokens.float()
             pages.values[layer][batch.slots.long(), 0, 0] = batch.positions.float()
         rows = range(batch.num_rows) if batch.logit_rows is None else batch.logit_rows.tolist()
-        logits = torch.empty(len(rows), VOCAB)
+        logits = torch.empty(len(rows), self.vocab_size)
         tapped = {layer: torch.empty(batch.num_rows, HIDDEN) for layer in taps}
         tables, tails, asked = keys.tables.tolist(), keys.tails.tolist(), set(rows)
         requests, linears, lengths = keys.request.tolist(), keys.linear.tolist(), keys.length.tolist()
@@ -188,10 +190,14 @@ class ToyTarget:
                 states[row] = tap(bytes(seen), layer)
             if row not in asked:
                 continue
-            logits[rows.index(row)] = law(seen, num_layers or 2)
+            logits[rows.index(row)] = self.law(seen, num_layers or 2)
             if self.fail_on is not None and self.fail_on in seen:
                 logits[rows.index(row)] = torch.nan
         return TargetOutput(logits, tapped)
+
+    def law(self, seen: Sequence[int], layers: int) -> Tensor:
+        """(V,) float32 logits after these ids."""
+        return law(seen, layers)
 
     def make_pages(self, num_slots: int) -> Pages:
         return Pages(self.page_specs, num_slots, self.page_dtype, self.device)
@@ -215,9 +221,13 @@ def make_engine(
 ) -> Engine:
     """An engine over the toy target, as `engine/resolve` puts one together; `settings` are the drafter's."""
     target = target or ToyTarget()
+    made, drafter = drafter, drafter.removesuffix(OTHER_WORDS)
     settings |= artefacts.settings(drafter, target)
     config = EngineConfig(model="toy", drafter=drafter, acceptance=acceptance, **settings)
-    guess = None if drafter == "none" else build(drafter, Workshop(target, config))  # type: ignore[arg-type]
+    if made.endswith(OTHER_WORDS):
+        guess: Drafter | None = other_words.drafter(Workshop(target, config))  # type: ignore[arg-type]
+    else:
+        guess = None if drafter == "none" else build(drafter, Workshop(target, config))  # type: ignore[arg-type]
     needs = guess.needs if guess else Needs()
     pages = target.make_pages(blocks * block_size)
     if guess:
@@ -255,5 +265,7 @@ def run(engine: Engine, requests: Sequence[Request], check: bool = True) -> list
         engine.step()
         if check:
             engine.ledger.check()
-    assert engine.ledger.pool.num_held == 0, "slots leaked at idle"
+    for ledger in (engine.ledger, getattr(engine.drafter, "ledger", engine.ledger)):
+        ledger.check()
+        assert ledger.pool.num_held == 0, "slots leaked at idle"
     return [request.output for request in requests]

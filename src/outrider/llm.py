@@ -50,6 +50,7 @@ class LLM:
 
     Args:
         model: alias, folder, `.gguf` file or hub id.
+        progress: called with a stage of loading ("weights", "layers"), what is done and the total.
         settings: any field of `EngineConfig`. With `tensor_parallel` it returns on the first process of `torchrun`
             alone; the others serve that one, and end with it.
 
@@ -58,11 +59,11 @@ class LLM:
             on other processes than the first, when the job is over.
     """
 
-    def __init__(self, model: str, **settings: Any) -> None:
+    def __init__(self, model: str, *, progress: Callable[[str, int, int], None] | None = None, **settings: Any) -> None:
         self.config = EngineConfig.of(model=model, **settings)
         self.engine: Engine
         self.resolved: Resolved
-        self.engine, self.resolved = assemble(self.config)
+        self.engine, self.resolved = assemble(self.config, progress)
         self.tokenizer = self.engine.target.tokenizer
         self.prompts = Prompts(self.tokenizer, self.engine.target.vocab_size)
         self._ids = itertools.count()

@@ -53,7 +53,7 @@ DRAFTERS = Registry(
         "ngram": "outrider.drafters.ngram:Ngram",
         "suffix": "outrider.drafters.suffix:Suffix",
         "lookahead": "outrider.drafters.lookahead:Lookahead",
-        "small_model": "outrider.drafters.small_model:SmallModel",
+        "small_model": "outrider.drafters.small_model:small_model",
         "early_exit": "outrider.drafters.early_exit:EarlyExit",
         "medusa": "outrider.drafters.medusa:Medusa",
         "eagle3": "outrider.drafters.eagle3:Eagle3",

@@ -98,6 +98,45 @@ def test_a_drafters_stack_is_valid_only_over_the_blocks_it_saw() -> None:
     assert ledger[key(1)].seen["small"] == 2
 
 
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), size=st.integers(1, 4), prefix_cache=st.booleans())
+def test_tokens_that_are_replaced_leave_no_key_behind(data: st.DataObject, size: int, prefix_cache: bool) -> None:
+    """Texts whose ends change: what a slot holds is told by what was written there last, and always by the text."""
+    ledger = Ledger(BlockPool(40, size), ("small",), prefix_cache)
+    written: dict[int, tuple[int, ...]] = {}  # by slot: the tokens up to the one whose key it holds
+    texts: dict[int, list[int]] = {}
+    for number in data.draw(st.lists(st.integers(0, 3), max_size=40)):
+        if number in texts and data.draw(st.integers(0, 9)) == 0:
+            ledger.close(key(number))
+            del texts[number]
+            continue
+        before = texts.get(number, [])
+        stays = data.draw(st.integers(0, len(before)))
+        text = [*before[:stays], *data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=9))][:24]
+        if number in texts:
+            same = next((i for i, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1]), stays)
+            ledger.roll_back(key(number), min(same, len(text) - 1))
+        else:
+            ledger.open(key(number), text)
+        texts[number] = text
+        if not ledger.reserve(key(number), len(text)):
+            continue
+        start = ledger[key(number)].committed
+        for place, slot in enumerate(ledger.slots(key(number), start, len(text)), start):
+            written[slot] = tuple(text[: place + 1])
+        ledger.draft(key(number), len(text) - start)
+        ledger.commit(key(number), text, len(text))
+        ledger.check()
+        for other, known in texts.items():
+            span = ledger[key(other)]
+            for place, slot in enumerate(ledger.slots(key(other), 0, span.committed)):
+                assert written[slot] == tuple(known[: place + 1])
+    for number in texts:
+        ledger.close(key(number))
+    ledger.check()
+    assert ledger.pool.num_held == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compact_moves_every_layer_and_may_overlap(dtype: torch.dtype) -> None:
     pages = Pages([PageSpec(2, 3, 5)] * 2, 8, dtype, torch.device("cpu"))

@@ -18,7 +18,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
     """The engines that verbs opened, in order; every `LLM` is a fake."""
     opened: list[FakeLLM] = []
 
-    def open_fake(model: str, **settings: Any) -> FakeLLM:
+    def open_fake(model: str, *, progress: Any = None, **settings: Any) -> FakeLLM:
         opened.append(FakeLLM(model, settings))
         return opened[-1]
 

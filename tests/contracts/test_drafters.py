@@ -16,7 +16,7 @@ from outrider.sampling.automaton import TokenAutomaton
 from outrider.tree import DraftTree
 from tests import toy
 
-ALL = [*DRAFTERS, *CASCADES, "suffix+early_exit"]
+ALL = [*DRAFTERS, *CASCADES, "suffix+early_exit", f"small_model{toy.OTHER_WORDS}"]
 
 
 class Spy:

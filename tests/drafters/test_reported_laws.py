@@ -15,7 +15,7 @@ from outrider.request import SamplingParams
 from tests import artefacts, reference_heads, toy
 from tests.contracts.test_drafters import requests, spied
 
-LAYERS = {"small_model": 2, "early_exit": 1}
+LAYERS = {"small_model": 2, f"small_model{toy.OTHER_WORDS}": 2, "early_exit": 1}
 """Drafters that draw from the toy's own layers, and how many they run."""
 DRAWING = [*LAYERS, *NEED_WEIGHTS]
 TOP_K, TOP_P = 8, 0.9

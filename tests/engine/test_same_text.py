@@ -14,7 +14,7 @@ from outrider.registry import CASCADES, DRAFTERS
 from outrider.request import FinishReason, Phase, SamplingParams
 from tests import toy
 
-ALL = [*DRAFTERS, *CASCADES, "suffix+early_exit"]
+ALL = [*DRAFTERS, *CASCADES, "suffix+early_exit", f"small_model{toy.OTHER_WORDS}"]
 
 
 def plain_text(prompt: list[int], params: SamplingParams, ends: list[int]) -> list[int]:

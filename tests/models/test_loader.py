@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, BertLMHeadModel
+from transformers.utils import logging
 
 from outrider.errors import KernelError, ModelError
 from outrider.models.batch import BatchBuilder
 from outrider.models.gguf import read_header
 from outrider.models.loader import load, locate, resolve_device
-from outrider.models.target import same_vocabulary
 from tests.models.tiny import BASE, make_module, make_tokenizer
 
 
@@ -355,9 +355,14 @@ def test_a_folder_finds_its_packed_file(folder):
     assert locate(str(folder)).gguf == folder / "weights.gguf"
 
 
-def test_same_vocabulary_names_the_first_difference():
-    same_vocabulary(make_tokenizer(100), make_tokenizer(100))
-    other = make_tokenizer(100)
-    other.add_tokens(["extra"])
-    with pytest.raises(ModelError, match=r"id 100 is None in one and 'extra' in the other"):
-        same_vocabulary(make_tokenizer(100), other)
+def test_loading_is_told_step_by_step(folder):
+    """Of the weights that are read, then of the layers that are filled; Transformers' own bars are as they were."""
+    told = []
+    load(str(folder), kernels="plain", self_test=False, progress=lambda *step: told.append(step))
+    stages = {stage: [(done, total) for name, done, total in told if name == stage] for stage, *_ in told}
+    assert list(stages) == ["weights", "layers"]
+    for steps in stages.values():
+        assert [done for done, _ in steps] == list(range(1, steps[-1][1] + 1))
+    assert stages["layers"][-1] == (3, 3)
+    assert len(stages["weights"]) > 20
+    assert logging.set_tqdm_hook(None) is None

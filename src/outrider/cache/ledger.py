@@ -120,6 +120,23 @@ class Ledger:
             self.pool.name(span.table[index], name)
             span.names.append(name)
 
+    def roll_back(self, key: Key, length: int) -> None:
+        """Tokens from `length` on are others now: keys are valid up to there, or up to its block where that has a name.
+
+        For sequences whose tokens may still change, as those of a drafter of another vocabulary. What carries a name is
+        never written again: such blocks go back, and may serve whoever begins with the tokens that they are named for.
+        """
+        span = self._spans[key]
+        if span.committed <= length:
+            return
+        first = length // self.block_size
+        if first < len(span.names):
+            self.pool.release(span.table[first:])
+            del span.table[first:], span.names[first:]
+            length = first * self.block_size
+        span.committed = span.drafted = length
+        span.seen = {stack: min(seen, length) for stack, seen in span.seen.items()}
+
     def saw(self, key: Key, stack: str, seen: int) -> None:
         """A drafter's stack is valid over the first `seen` tokens; marks whole blocks for reuse."""
         span = self._spans[key]

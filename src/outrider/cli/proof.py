@@ -34,7 +34,7 @@ class Served:
         """An `LLM` with it, or with another drafter beside which it is measured."""
         from outrider import LLM
 
-        named = {"drafter_model": str(self.folder)} if drafter == self.drafter else {}
+        named: dict[str, Any] = {"drafter_model": str(self.folder)} if drafter == self.drafter else {}
         return LLM(self.target, drafter=drafter, device=self.device, prefix_cache=False, **named, **more)
 
     def tau(self, prompts: Sequence[Prompt]) -> dict[str, Any]:

@@ -72,12 +72,12 @@ def number(value: float | None, digits: int = 2) -> str:
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[Any]:
-    """A bar for every stage on stderr; yields `update(stage, done, total)`, in any unit."""
+    """A bar for every stage on stderr; yields `update(stage, done, total)`, in any unit; total None: not known yet."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=notes(), transient=True) as progress:
         tasks: dict[str, TaskID] = {}
 
-        def update(stage: str, done: int, total: int) -> None:
+        def update(stage: str, done: int, total: int | None) -> None:
             if stage not in tasks:
                 tasks[stage] = progress.add_task(f"{description}: {stage}", total=total)
             progress.update(tasks[stage], completed=done, total=total)

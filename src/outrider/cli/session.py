@@ -39,8 +39,9 @@ def session(model: str, engine: Mapping[str, Any]) -> Iterator[Any]:
     from outrider import LLM
 
     console = notes()
-    with console.status(f"loading {model}"):
-        llm = LLM(model, **engine)
+    with progress_bar(f"loading {model}") as update:
+        update("weights", 0, None)  # something moves while the first of them are looked for
+        llm = LLM(model, progress=update, **engine)
     try:
         decided = llm.resolved
         summary = f"{decided.dtype} on {decided.device}, {decided.kernels} kernels, drafter {decided.drafter}"

@@ -119,6 +119,8 @@ class Drafter:
     needs: Needs = Needs()
     nbytes: int = 0
     """Bytes of its own weights."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of it."""
 
     def __init__(self, workshop: Workshop) -> None:
         """Built once, before any request; keeps nothing of the workshop by itself."""

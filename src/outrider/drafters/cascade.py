@@ -112,6 +112,7 @@ class Cascade(Drafter):
         self.first, self.second = first, second
         self.needs = _both(first.needs, second.needs)
         self.nbytes = first.nbytes + second.nbytes
+        self.notes = (*first.notes, *second.notes)
         self._cheap = [Rate(prior) for prior in PRIOR_CHEAP]
         self._dear = Rate(PRIOR_DEAR)
         self._row = self._level = 0.0

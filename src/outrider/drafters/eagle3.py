@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Needs, Workshop
 from outrider.drafters.device import DeviceLevel, last_unread, unread
-from outrider.drafters.grow import Scratch
+from outrider.drafters.grow import Line, Scratch
 from outrider.drafters.tap_fed import TapFed
 from outrider.drafters.trees import Level
 from outrider.models.batch import FlatBatch, LevelBatches, tensor_of
@@ -68,7 +68,7 @@ class Eagle3(TapFed):
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         passes = [self.write(entries, taps) for entries, taps in self._feed.due(asks)]
         states = torch.cat([found for found in passes if found is not None])
-        scratch = Scratch(asks, self._batches)
+        scratch = Scratch(asks, [Line.of(ask, ask.request.num_tokens) for ask in asks], self._batches)
 
         def expand(level: Level) -> tuple[Tensor, None]:
             nonlocal states

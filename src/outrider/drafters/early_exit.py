@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
 from outrider.drafters.device import newest
-from outrider.drafters.grow import Grower
+from outrider.drafters.grow import Grower, Line
 from outrider.errors import ConfigError
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.models.heads.exit import ExitNorm
@@ -79,8 +79,8 @@ class EarlyExit(Drafter):
         self._grower.observe(commits)
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
-        starts = [ask.request.num_tokens - 1 for ask in asks]
-        return self._grower.grow(asks, starts, self._workshop.target.device)
+        lines = [Line.of(ask, ask.request.num_tokens - 1) for ask in asks]
+        return self._grower.grow(asks, lines, self._workshop.target.device)
 
     def end(self, request: Request) -> None:
         self._grower.end(request)

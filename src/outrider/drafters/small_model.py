@@ -1,4 +1,4 @@
-"""A stand-alone smaller model of the same vocabulary, or a part of it, with a stack of its own that may lag behind."""
+"""A stand-alone smaller model with a stack of its own that may lag; one of another vocabulary is in `other_words`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from torch import Tensor
 
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Ask, Commit, Drafter, Needs, Workshop
-from outrider.drafters.grow import Grower
+from outrider.drafters.grow import Grower, Line
+from outrider.drafters.other_words import OtherWords
+from outrider.errors import ModelError
 from outrider.models.batch import FlatBatch, TargetOutput
 from outrider.models.heads import files
 from outrider.models.heads.small import TrimmedModel
 from outrider.models.heads.widen import open_artefact
+from outrider.models.lexicon import first_difference
 from outrider.models.loader import load
 from outrider.models.seats import Crew, DeviceTree, Outline
-from outrider.models.target import Target, same_vocabulary
+from outrider.models.target import Target
 from outrider.request import Request
 from outrider.tree import DraftTree
 
@@ -28,19 +31,16 @@ class SmallModel(Drafter):
 
     From `observe` it learns only how its guesses fared: what it has not seen is in the request's tokens, and the next
     proposal runs them.
-    `drafter_model` is any model of the target's vocabulary, or one that `outrider train` made, which speaks a part of
-    it. Without it, one that comes with the package serves; where there is none, the target itself, which is right for a
-    test of exactness and never faster.
 
-    Raises:
-        ModelError: for a model of another vocabulary, naming the first differing id, or one trained for another target.
+    Args:
+        model: one of the target's vocabulary, or one that `outrider train` made, which speaks a part of it.
     """
 
     name = "small_model"
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, workshop: Workshop, model: Target | TrimmedModel) -> None:
         target, config = workshop.target, workshop.config
-        self.model = self._model(workshop)
+        self.model = model
         if isinstance(self.model, TrimmedModel):
             self._kept: Tensor | None = self.model.kept_ids
             stack, self.nbytes = self.model.stack, self.model.nbytes
@@ -73,7 +73,7 @@ class SmallModel(Drafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[DraftTree]:
         self._seen |= {ask.request.id: ask.request.num_tokens for ask in asks}
-        return self._grower.grow(asks, [ask.seen for ask in asks], self.model.device)
+        return self._grower.grow(asks, [Line.of(ask, ask.seen) for ask in asks], self.model.device)
 
     def seen(self, request: Request) -> int | None:
         """Everything that was known when it last ran; what came since it runs when asked again."""
@@ -88,19 +88,32 @@ class SmallModel(Drafter):
     def draft(self, crew: Crew, outline: Outline) -> DeviceTree:
         return self._grower.draft(crew, outline)
 
-    def _model(self, workshop: Workshop) -> Target | TrimmedModel:
-        target, config = workshop.target, workshop.config
-        named = config.drafter_model
-        trained = files.find(self.name, target) if named is None else files.trained(named)
-        if trained is not None:
-            return TrimmedModel(open_artefact(self.name, named, target), target)
-        if named is None:
-            return target
-        model = load(
-            named,
-            dtype=config.dtype,
-            device=str(target.device),
-            kernels=target.kernels,
-        )
-        same_vocabulary(target.tokenizer, model.tokenizer)
-        return model
+
+def small_model(workshop: Workshop) -> Drafter:
+    """The drafter for the model that the settings lead to.
+
+    `drafter_model` is any model, or one that `outrider train` made for the target. Without it, one that comes with the
+    package serves; where there is none, the target itself, which is right for a test of exactness and never faster.
+
+    Raises:
+        ModelError: for one trained for another target; for one of another vocabulary, naming the first differing id,
+            where nothing can be told from its ids.
+    """
+    target, config = workshop.target, workshop.config
+    named = config.drafter_model
+    trained = files.find(SmallModel.name, target) if named is None else files.trained(named)
+    if trained is not None:
+        return SmallModel(workshop, TrimmedModel(open_artefact(SmallModel.name, named, target), target))
+    if named is None:
+        return SmallModel(workshop, target)
+    model = load(named, dtype=config.dtype, device=str(target.device), kernels=target.kernels)
+    difference = first_difference(target.tokenizer, model.tokenizer)
+    if difference is None:
+        return SmallModel(workshop, model)
+    try:
+        return OtherWords(SmallModel.name, WIDTH, workshop, model)
+    except ModelError as error:
+        raise ModelError(
+            f"the two models do not share a vocabulary ({difference}), and nothing can be guessed across: {error}; "
+            "choose a drafter model of the target's own family"
+        ) from error

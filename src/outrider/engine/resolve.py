@@ -84,7 +84,7 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
     control = Control(PassCost({1: 1.0}), depth, width, nodes, config.adaptive, needs.ranks, needs.extra_rows, wish)
     engine = _engine(config, target, drafter, control, max_context, memory)
     laps.end("graphs and prices of passes")
-    doubts, found = None, None
+    doubts, found, told = None, None, drafter.notes if drafter else ()
     if config.self_test and drafter is not None and drafter.nbytes:
         doubts = doubts_of(target, drafter, config.drafter_model)
         found = probe_drafter(engine, doubts)
@@ -119,7 +119,7 @@ def equip(config: EngineConfig, target: Target, laps: Laps) -> tuple[Engine, Res
         probe=None if target.report is None else asdict(target.report),
         drafter_probe=None if found is None else asdict(found),
         reasons=reasons,
-        notes=(*target.all_notes, *([memory.note] if memory.note else ()), *(doubts or ())),
+        notes=(*target.all_notes, *told, *([memory.note] if memory.note else ()), *(doubts or ())),
     )
     return engine, resolved
 

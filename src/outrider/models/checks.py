@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from outrider.errors import ModelError
+from outrider.models import quantised
 from outrider.models.convert import gguf_tokenizer, quiet
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -93,18 +95,25 @@ def read_generation_config(source: Source) -> GenerationConfig | None:
         raise ModelError(f"{source.name} has a broken generation_config.json ({first_line(error)})") from error
 
 
-def read_module(source: Source, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """The module with all of its weights.
+def read_module(
+    source: Source,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """The module with all of its weights. progress: told of how many of them were read.
 
     Raises:
-        ModelError: if a weight is missing, of another shape, or left over.
+        ModelError: if a weight is missing, of another shape, or left over, or its quantisation's library is not here.
     """
     reference, extra = source.reference()
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained  # its type does not know of the loading info
     if source.folder is not None:
         check_weight_files(source.name, source.folder)
+    quantised.prepare(source.name, config)
     try:
-        with quiet():
+        with quiet(progress, speaks=bool(extra) or quantised.speaks(config)):
             module, info = from_pretrained(
                 reference,
                 config=config,
@@ -114,6 +123,7 @@ def read_module(source: Source, config: Any, dtype: torch.dtype, device: torch.d
                 trust_remote_code=False,
                 **extra,
             )
+            quantised.settle(module)
     except (ValueError, KeyError, OSError, RuntimeError, ImportError) as error:
         raise ModelError(f"{source.name} has weights that Transformers cannot load ({first_line(error)})") from error
     missing, wrong = sorted(info["missing_keys"]), sorted(str(key) for key in info["mismatched_keys"])

@@ -6,7 +6,7 @@ import errno
 import io
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def convert(packed: Path, folder: Path, progress: Callable[[int, int], None]) ->
     """
     read_header(packed)
     try:
-        with quiet(), redirect_stderr(io.StringIO()):  # its bars go there past its own switch
+        with quiet(speaks=True):
             tokenizer = gguf_tokenizer(packed)
             progress(1, 3)
             config = AutoConfig.from_pretrained(packed.parent, gguf_file=packed.name)
@@ -90,14 +90,40 @@ def gguf_tokenizer(packed: Path) -> Any:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Transformers' own progress bars and warnings off a person's terminal while the block runs."""
+def quiet(progress: Callable[[int, int], None] | None = None, speaks: bool = False) -> Iterator[None]:
+    """Keep Transformers' own progress bars and warnings off a person's terminal while the block runs.
+
+    progress: told of what its bars would have shown, such as the weights that are read. speaks: what runs has bars that
+        no switch turns off (GGUF files, compressed-tensors), so that it has no standard error.
+    """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+    def watched(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        watches = progress is not None and len(args) == 1 and hasattr(args[0], "__len__")
+        return _Watched(args[0], progress) if watches and progress else factory(*args, **kwargs)
+
+    silence = redirect_stderr(io.StringIO()) if speaks else nullcontext()
+    swap = getattr(logging, "set_tqdm_hook", lambda hook: None)  # versions without it show no progress
+    hook = swap(watched)
     try:
-        yield
+        with silence:
+            yield
     finally:
+        swap(hook)
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+class _Watched:
+    """What stands in for a bar of Transformers' over something with a length."""
+
+    def __init__(self, items: Any, progress: Callable[[int, int], None]) -> None:
+        self._items, self._progress = items, progress
+
+    def __iter__(self) -> Iterator[Any]:
+        for done, item in enumerate(self._items, start=1):
+            yield item
+            self._progress(done, len(self._items))

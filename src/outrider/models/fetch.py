@@ -25,7 +25,8 @@ from outrider.models.convert import convert
 from outrider.registry import nearest
 
 Progress = Callable[[str, int, int], None]
-"""Called with a stage ("download", "check", "convert"), what is done and the total, in bytes or steps."""
+"""Called with a stage ("download", "check", "convert", "weights", "layers"), what is done and the total, in bytes or
+steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def fetch(alias: str, progress: Progress | None = None) -> Path:
     """
     if alias not in ALIASES:
         raise FetchError(f"unknown model alias {alias!r}: {nearest(alias, list(ALIASES))}")
-    return fetch_into(cache_folder() / "models", alias, ALIASES[alias], progress or _silent)
+    return fetch_into(cache_folder() / "models", alias, ALIASES[alias], progress or silent)
 
 
 def is_whole(folder: Path) -> bool:
@@ -217,5 +218,5 @@ def _bytes_under(folder: Path) -> int:
     return total
 
 
-def _silent(_stage: str, _done: int, _total: int) -> None:
+def silent(_stage: str, _done: int, _total: int) -> None:
     """Progress for nobody."""

@@ -15,10 +15,11 @@ from torch import Tensor
 from outrider.cache.pages import Pages, PageSpec
 from outrider.kernels.base import GatedLinear, Kernels, KeyIndex, Linear, Program
 from outrider.models.batch import FlatBatch
+from outrider.models.fetch import Progress, silent
 from outrider.models.graph import PassGraphs, bucket
-from outrider.models.lean_layer import fill_layer, project
+from outrider.models.lean_layer import fill_layers, project
 from outrider.models.lean_spec import LeanSpec, fits, rotary_tables, spec_of
-from outrider.models.lean_weights import GgufWeights, ModuleWeights, Weights, in_words
+from outrider.models.lean_weights import KEEP, Filling, GgufWeights, ModuleWeights, Weights, in_words
 from outrider.models.ranks.group import Ranks
 from outrider.models.ranks.join import Cut, Join
 
@@ -67,16 +68,14 @@ class LeanModel:
         kernels: Kernels,
         tables: tuple[Tensor, Tensor],
         ranks: Ranks | None = None,
+        progress: Progress = silent,
     ) -> None:
         """ranks: those that have a part of it each; `spec` is then this rank's, but for the head, which is whole."""
         self.spec = spec
         self.kernels = kernels
         self.page_specs = [PageSpec(spec.num_kv_heads, spec.head_dim, spec.head_dim)] * spec.num_layers
         self._tables = tables
-        unrotated = (tables[0][:, :0], tables[1][:, :0])
-        self._layers = [
-            fill_layer(spec, weights, i, tables if spec.rotary[i] else unrotated) for i in range(spec.num_layers)
-        ]
+        self._layers = fill_layers(spec, weights, tables, progress)
         self._norm = weights.vector("model.norm")
         (self._embedding,) = weights.linears(["model.embed_tokens"])
         self._join = Join(ranks, self._embedding if spec.tied else weights.linears(["lm_head"])[0], spec.hidden)
@@ -95,23 +94,24 @@ class LeanModel:
 
     @classmethod
     def from_module(
-        cls, module: Any, kernels: Kernels, kind: str | None = None, ranks: Ranks | None = None
+        cls, module: Any, kernels: Kernels, kind: str | None = None, ranks: Ranks | None = None, filling: Filling = KEEP
     ) -> LeanModel | None:
         """Fill the layers from a loaded Transformers model; None where they would not compute exactly what it does.
 
         kind: "int8" rounds the weights of linears; None keeps them. ranks: the module is this rank's part.
         """
         spec = spec_of(module.config)
-        if spec is not None and ranks is not None:
-            spec = spec.part(ranks.size)
+        spec = spec.part(ranks.size) if spec is not None and ranks is not None else spec
         if spec is None or not fits(spec, module):
             return None
         with torch.inference_mode():
             tables = rotary_tables(module.model.rotary_emb, spec.max_positions, module.device)
-            return cls(spec, ModuleWeights(module, kernels, kind), kernels, tables, ranks)
+            return cls(
+                spec, ModuleWeights(module, kernels, kind, filling.consume), kernels, tables, ranks, filling.progress
+            )
 
     @classmethod
-    def from_gguf(cls, path: str | Path, config: Any, kernels: Kernels) -> LeanModel | None:
+    def from_gguf(cls, path: str | Path, config: Any, kernels: Kernels, told: Progress = silent) -> LeanModel | None:
         """Read a GGUF file of architecture "llama" (Q4_0, Q4_1, Q8_0, F16, BF16, F32), its bits kept as they are.
 
         config: the Transformers config of the same model. None where file and config do not fit the layers exactly.
@@ -128,7 +128,8 @@ class LeanModel:
                 return None
             module = importlib.import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
             rotary = getattr(module, f"{spec.prefix}RotaryEmbedding")(config)
-            return cls(spec, weights, kernels, rotary_tables(rotary, spec.max_positions, torch.device("cpu")))
+            tables = rotary_tables(rotary, spec.max_positions, torch.device("cpu"))
+            return cls(spec, weights, kernels, tables, progress=told)
 
     @torch.inference_mode()
     def forward(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.base import Linear
+from outrider.models.fetch import Progress, silent
 from outrider.models.lean_spec import LeanSpec
 from outrider.models.lean_weights import Weights
 
@@ -27,6 +28,18 @@ class Layer:
     cos: Tensor
     sin: Tensor
     window: int | None
+
+
+def fill_layers(
+    spec: LeanSpec, weights: Weights, tables: tuple[Tensor, Tensor], progress: Progress = silent
+) -> list[Layer]:
+    """All layers, one after the other. tables: cos and sin of the rotation. progress: told after each."""
+    unrotated = (tables[0][:, :0], tables[1][:, :0])
+    layers = []
+    for i in range(spec.num_layers):
+        layers.append(fill_layer(spec, weights, i, tables if spec.rotary[i] else unrotated))
+        progress("layers", i + 1, spec.num_layers)
+    return layers
 
 
 def fill_layer(spec: LeanSpec, weights: Weights, i: int, tables: tuple[Tensor, Tensor]) -> Layer:

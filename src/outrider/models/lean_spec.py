@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.quantised import is_dense
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose angles depend on the position alone; the others read the longest position of a whole pass."""
 
@@ -169,6 +171,8 @@ def fits(spec: LeanSpec, module: nn.Module) -> bool:
     if {name: tuple(p.shape) for name, p in state.items()} != spec.shapes():
         return False
     if spec.tied != (state["lm_head.weight"] is state["model.embed_tokens.weight"]):
+        return False
+    if not all(is_dense(p) for p in state.values()):
         return False
     dtypes = {p.dtype for p in state.values()}
     return len(dtypes) == 1 and dtypes <= {torch.float32, torch.bfloat16}

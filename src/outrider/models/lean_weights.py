@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from gguf.constants import GGMLQuantizationType
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from outrider.kernels.base import Kernels, Linear
 from outrider.kernels.packing import quantise_outputs
+from outrider.models.fetch import Progress, silent
 from outrider.models.gguf import GgufTensor, read_header
 from outrider.models.lean_spec import LeanSpec
 
@@ -35,19 +36,46 @@ class Weights(Protocol):
         """A norm's weight: (H,) float32."""
 
 
-class ModuleWeights:
-    """The parameters of a loaded module, those of linears rounded to the `kind` "int8" where that is asked for."""
+class Filling(NamedTuple):
+    """How lean layers are filled.
 
-    def __init__(self, module: nn.Module, kernels: Kernels, kind: str | None = None) -> None:
+    Attributes:
+        consume: see `ModuleWeights`. progress: told after every layer.
+    """
+
+    consume: bool = False
+    progress: Progress = silent
+
+
+KEEP = Filling()
+"""The module stays as it is."""
+
+
+class ModuleWeights:
+    """The parameters of a loaded module, those of linears rounded to the `kind` "int8" where that is asked for.
+
+    Args:
+        consume: take each parameter out of the module as it is packed, which is no use afterwards; so that never more
+            than one fused projection is held twice.
+    """
+
+    def __init__(self, module: nn.Module, kernels: Kernels, kind: str | None = None, consume: bool = False) -> None:
         self._state = module.state_dict()
         self._kernels = kernels
         self._kind = kind
+        self._consume = consume
+        if consume:
+            _empty(module, self._state)
+
+    def _take(self, name: str) -> Tensor:
+        return self._state.pop(name) if self._consume else self._state[name]
 
     def linears(self, names: Sequence[str]) -> list[Linear]:
         """See `Weights.linears`; always one."""
-        weights = [self._state[f"{name}.weight"] for name in names]
+        biases = [self._take(f"{name}.bias") for name in names if f"{name}.bias" in self._state]
+        weights = [self._take(f"{name}.weight") for name in names]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        biases = [self._state[f"{name}.bias"] for name in names if f"{name}.bias" in self._state]
+        del weights
         bias = torch.cat(biases) if biases else None
         if self._kind is None:
             return [self._kernels.pack(weight, bias)]
@@ -55,7 +83,18 @@ class ModuleWeights:
 
     def vector(self, name: str) -> Tensor:
         """See `Weights.vector`."""
-        return self._state[f"{name}.weight"].float().clone()
+        return self._take(f"{name}.weight").float().clone()
+
+
+def _empty(module: nn.Module, state: dict[str, Tensor]) -> None:
+    """Leave all parameters of a module to its `state` alone, and a shared one to its first name there."""
+    seen: set[int] = set()
+    for name, weight in list(state.items()):
+        owner, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(owner), leaf, None)
+        if weight.data_ptr() in seen:
+            del state[name]
+        seen.add(weight.data_ptr())
 
 
 _NAMES = {

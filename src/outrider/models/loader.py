@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from transformers import AutoModelForCausalLM
 from outrider.config import DTYPES, cache_folder
 from outrider.errors import ModelError
 from outrider.kernels import Kernels, select, settle
-from outrider.models import checks
+from outrider.models import checks, quantised
 from outrider.models.checks import Source
-from outrider.models.fetch import ALIASES, PACKED_FILE, Progress, is_whole
+from outrider.models.fetch import ALIASES, PACKED_FILE, Progress, is_whole, silent
 from outrider.models.fetch import fetch as bring
 from outrider.models.gguf import read_header
 from outrider.models.lean import LeanModel
+from outrider.models.lean_weights import KEEP, Filling
 from outrider.models.module import ModuleModel
 from outrider.models.probe import probe, reference
 from outrider.models.ranks.group import Ranks
@@ -53,6 +55,7 @@ def load(
         kernels: by name, or those of another model on the same device, which are tried already.
         pass_width: rows of every pass of a Transformers module (None: `FIXED_WIDTH`).
         fetch: download an alias that is not there yet, instead of refusing.
+        progress: told of a download, of weights that are read and of layers that are filled.
         self_test: compare with Transformers' own logits and bit-compare rows among neighbours (`Target.report`).
         widen: enlarge it by this plan of `config.WIDENINGS`; the logits are compared with the original's.
         laps: told what the parts took.
@@ -63,7 +66,7 @@ def load(
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is unknown: choose one of {', '.join(DTYPES)}")
-    place, laps = resolve_device(device), laps or Laps()
+    place, laps, told = resolve_device(device), laps or Laps(), progress or silent
     source = locate(model, fetch=fetch, progress=progress)
     chosen = select(kernels, place, threads) if isinstance(kernels, str) else kernels
     if self_test and isinstance(kernels, str):
@@ -73,13 +76,14 @@ def load(
     tokenizer = checks.read_tokenizer(source)
     if widen is not None and dtype in ("packed", "int8"):
         raise ModelError("a widened twin has float weights: choose dtype float32 or bfloat16")
-    packed = None if widen is not None else _packed(dtype, source, config, place, chosen)
+    packed = None if widen is not None else _packed(dtype, source, config, place, chosen, told)
     expected, body = None, packed
     if body is not None:
         dtype, generation = "packed", checks.read_generation_config(source)
     else:
+        quantised.refuse_again(source.name, config, dtype, widen)
         dtype = float_type(dtype, source, config, place)
-        module = checks.read_module(source, config, torch.float32 if dtype == "float32" else torch.bfloat16, place)
+        module = checks.read_module(source, config, _torch_type(dtype), place, partial(told, "weights"))
         generation = module.generation_config
         if self_test and dtype != "int8":
             laps.end("weights")
@@ -88,7 +92,7 @@ def load(
         if widen is not None:
             target = twin_of(source.name, widen, module, chosen, tokenizer)
         else:
-            body = body_of(module, chosen, dtype)
+            body = body_of(module, chosen, dtype, filling=Filling(consume=True, progress=told))
         del module
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what the lean layers fused is not needed apart, and memory is planned next
@@ -101,25 +105,30 @@ def load(
     return target
 
 
-def body_of(module: Any, kernels: Kernels, dtype: str = "auto", ranks: Ranks | None = None) -> Model:
+def body_of(
+    module: Any, kernels: Kernels, dtype: str = "auto", ranks: Ranks | None = None, filling: Filling = KEEP
+) -> Model:
     """The lean layers where they compute exactly what the module does, else the module.
 
     On a GPU without kernels made for it the libraries' own linears, under a graph, are the faster way.
 
-    ranks: those that share the model, of which the module is this rank's part.
+    Args:
+        ranks: those that share the model, of which the module is this rank's part.
 
     Raises:
         ModelError: if there are no such layers for 8-bit weights. KernelError: if the kernels do not multiply those.
     """
     if dtype == "int8":
-        rounded = LeanModel.from_module(module, kernels, "int8", ranks)
+        rounded = LeanModel.from_module(module, kernels, "int8", ranks, filling)
         if rounded is None:
             kind = module.config.model_type
             raise ModelError(f"its architecture ({kind}) has no layers of int8 weights: choose dtype bfloat16")
         return rounded
-    fast = module.device.type == "cpu" or kernels.name == "triton"
-    lean = LeanModel.from_module(module, kernels, ranks=ranks) if fast else None
-    return lean or ModuleModel(module, kernels)
+    if module.device.type == "cpu" or kernels.name == "triton":
+        lean = LeanModel.from_module(module, kernels, None, ranks, filling)
+        if lean is not None:
+            return lean
+    return ModuleModel(module, kernels)
 
 
 def twin_of(name: str, plan: str, module: Any, kernels: Kernels, tokenizer: Any) -> Target:
@@ -275,14 +284,16 @@ def _hub_folder(model: str) -> Path:
         ) from error
 
 
-def _packed(dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels) -> Model | None:
+def _packed(
+    dtype: str, source: Source, config: Any, device: torch.device, kernels: Kernels, progress: Progress
+) -> Model | None:
     """The model on its file's own bits, where that is asked for, or possible and "auto"."""
     if dtype not in ("packed", "auto"):
         return None
     packable = source.gguf is not None and device.type == "cpu" and read_header(source.gguf).is_packable
     body = None
     if source.gguf is not None and packable and (dtype == "packed" or kernels.name == "native"):
-        body = LeanModel.from_gguf(source.gguf, config, kernels)
+        body = LeanModel.from_gguf(source.gguf, config, kernels, progress)
     if body is None and dtype == "packed":
         reason = (
             f"its architecture ({config.model_type}) has no packed layers"
@@ -299,3 +310,7 @@ def float_type(dtype: str, source: Source, config: Any, device: torch.device) ->
         return dtype
     holds_bfloat16 = source.gguf is None and config.dtype == torch.bfloat16
     return "bfloat16" if device.type == "cuda" or holds_bfloat16 else "float32"
+
+
+def _torch_type(dtype: str) -> torch.dtype:
+    return torch.float32 if dtype == "float32" else torch.bfloat16

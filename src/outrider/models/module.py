@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from outrider.cache.pages import Pages, PageSpec
 from outrider.errors import ModelError
 from outrider.kernels.base import Kernels, KeyIndex, Linear
+from outrider.models import quantised
 from outrider.models.attention import NAME, FlatPass, LayerCall, blank_index, register
 from outrider.models.batch import FlatBatch
 from outrider.models.graph import PassGraphs
@@ -46,9 +47,9 @@ class ModuleModel:
             module.set_experts_implementation(_EXPERTS)
         self.calls = self._record_calls()
         self.page_specs: list[PageSpec] = [call.page for call in self.calls]
-        self.nbytes = sum(p.nbytes for p in {p.data_ptr(): p for p in module.parameters()}.values())
-        dtype = str(module.dtype).removeprefix("torch.")
-        self.numerics = f"{dtype} weights in Transformers' own module, attention summed in float32"
+        self.nbytes = quantised.nbytes(module)
+        weights = quantised.in_words(module)
+        self.numerics = f"{weights} in Transformers' own module, attention summed in float32"
         self._views = {len(self.layers): module}
         # Without one the Python of a module takes longer than its arithmetic on a GPU.
         self.graphs = PassGraphs(kernels.graph_pool) if self.device.type == "cuda" else None
@@ -93,7 +94,7 @@ class ModuleModel:
 
     def embed(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """Rows of the embedding, before whatever the module scales them by: (T,) int64 -> (T, H) float32."""
-        rows = self.module.get_input_embeddings().weight.detach()[tokens].float()
+        rows = quantised.dense(self.module.get_input_embeddings().weight)[tokens].float()
         return rows if out is None else out.copy_(rows)
 
     def head_rows(self, ids: Tensor | None) -> Linear:
@@ -106,7 +107,7 @@ class ModuleModel:
         if head is None or getattr(head, "weight", None) is None:
             raise ModelError(f"{type(self.module).__name__} has no output head of one linear: choose another drafter")
         bias = getattr(head, "bias", None)
-        made = self.kernels.pack(head.weight.detach(), bias if bias is None else bias.detach())
+        made = self.kernels.pack(quantised.dense(head.weight), bias if bias is None else bias.detach())
         return made if ids is None else made.rows(ids)
 
     @torch.inference_mode()

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from outrider.cache.pages import Pages, PageSpec
-from outrider.errors import ModelError
 from outrider.kernels.base import Kernels, KeyIndex, Linear
 from outrider.models.batch import FlatBatch, TargetOutput
 
@@ -231,22 +230,3 @@ def _passes(batch: FlatBatch, width: int) -> Iterator[tuple[int, int, FlatBatch]
             count,
             FlatBatch(part(batch.tokens, 0), part(batch.positions, 0), part(batch.slots, 0), index, None),
         )
-
-
-def same_vocabulary(a: Any, b: Any) -> None:
-    """Assure that two tokenizers give every id the same token; padding of the embeddings does not matter.
-
-    Raises:
-        ModelError: naming the first differing id.
-    """
-    words_a, words_b = (_tokens_by_id(tokenizer) for tokenizer in (a, b))
-    for token in sorted(words_a.keys() | words_b.keys()):
-        if words_a.get(token) != words_b.get(token):
-            raise ModelError(
-                f"the two models do not share a vocabulary: id {token} is {words_a.get(token)!r} in one and "
-                f"{words_b.get(token)!r} in the other; choose a drafter model of the target's own family"
-            )
-
-
-def _tokens_by_id(tokenizer: Any) -> dict[int, str]:
-    return {token: word for word, token in tokenizer.get_vocab().items()}
