@@ -32,6 +32,8 @@ GIVEN = {
     "--max-logprobs 1": ("max_logprobs", 1),
     "--request-timeout 2.5": ("request_timeout", 2.5),
     "--shutdown-grace 1": ("shutdown_grace", 1.0),
+    "--good-first-token 0.5": ("good_first_token", 0.5),
+    "--good-token 0.05": ("good_token", 0.05),
     "--no-page": ("page", False),
 }
 
@@ -65,6 +67,7 @@ def test_no_field_is_left_out() -> None:
         ("--port 70000", "ports end at 65535"),
         ("--max-queue -1", "max_queue=-1"),
         ("--request-timeout 0", "request_timeout=0"),
+        ("--good-token 0", "good_token=0"),
         ("--api-key-file nowhere", "cannot be read"),
         ("--api-key-file {empty}", "holds no key"),
         ("--portt 1", "--portt"),

@@ -290,7 +290,7 @@ def engine(folder: Path, ranks: Ranks, cycles: int) -> None:
     told |= {"rows": rows(llm), "distance": distance(llm, llama)}
     del llm
     flying = {"width": 2, "in_flight": 2}
-    told["lean"] = compared(llama, {"ngram": {}, "early_exit": {"exit_layers": 1, "width": 2}, "eagle3": flying})
+    told["lean"] = compared(llama, {"ngram": {}, "early_exit": {"exit_layers": 2, **flying}, "eagle3": {"width": 2}})
     told["biased"] = compared(model(folder, "llama_bias", torch.bfloat16), {"suffix": {}})
     told["module"] = compared(model(folder, "gemma2"), {"ngram": {}})
     told["refusals"] = refusals(folder)

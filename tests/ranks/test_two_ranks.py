@@ -59,7 +59,7 @@ def test_paths_that_the_device_alone_knows_are_followed_by_every_rank(told) -> N
     """Cycles in the air, of trees with siblings."""
     counts = {kept["followed"] for kept in told["kept"]}
     assert len(counts) == 1
-    assert counts.pop() > 10
+    assert counts.pop() >= 5
 
 
 def test_every_rank_knows_the_same_ids_in_every_cycle(told) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from outrider.config import ACCEPTANCE, DTYPES, OBJECTIVES, WIDENINGS, EngineConfig
+from outrider.deploy.settings import DeployConfig
 from outrider.errors import ConfigError, RequestError
 from outrider.registry import DRAFTERS
 from outrider.request import LogprobsMode, SamplingParams
@@ -70,6 +71,7 @@ PANELS = {
     TrainConfig: "Training",
     ReplySettings: "Replies",
     ServeConfig: "Server",
+    DeployConfig: "Deployment",
 }
 SOURCES = {
     EngineConfig: "engine",
@@ -77,6 +79,7 @@ SOURCES = {
     TrainConfig: "training",
     ReplySettings: "replies",
     ServeConfig: "serve",
+    DeployConfig: "deploy",
 }
 """Under which name of `Settings` the keywords of a dataclass arrive."""
 
@@ -90,6 +93,7 @@ class Settings:
     training: dict[str, Any] = field(default_factory=dict)
     replies: dict[str, Any] = field(default_factory=dict)
     serve: dict[str, Any] = field(default_factory=dict)
+    deploy: dict[str, Any] = field(default_factory=dict)
 
     def params(self) -> SamplingParams:
         """The sampling parameters.

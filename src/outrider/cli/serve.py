@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from outrider.cli.options import Model, Settings, takes
-from outrider.cli.session import session
+from outrider.cli.session import logs, session
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.server.settings import ServeConfig
@@ -29,7 +26,7 @@ def serve(model: Model, *, settings: Settings) -> None:
     except ImportError as error:
         raise ConfigError(f'the server needs {error.name}, which is not here: install "outrider[serve]"') from error
     log = logging.getLogger("outrider")
-    with _logs(JsonFormatter()), session(model, settings.engine) as llm:
+    with logs(JsonFormatter()), session(model, settings.engine) as llm:
         runner = Runner(Server.of(llm, config), log.info)
         listening = runner.open()
         host, port = listening.getsockname()[:2]
@@ -37,18 +34,3 @@ def serve(model: Model, *, settings: Settings) -> None:
         log.info("%s is served at http://%s:%d/v1, exact by %s", model, shown, port, llm.resolved.exactness)
         runner.serve_until_stopped(listening)
         log.info("stopped")
-
-
-@contextmanager
-def _logs(formatter: logging.Formatter) -> Iterator[None]:
-    """All loggers write to standard error, in one form, and nothing stays behind in a process that goes on."""
-    handler, root = logging.StreamHandler(sys.stderr), logging.getLogger()
-    handler.setFormatter(formatter)
-    before, level = root.handlers[:], root.level
-    root.handlers[:] = [handler]
-    root.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.handlers[:] = before
-        root.setLevel(level)

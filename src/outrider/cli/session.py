@@ -1,8 +1,10 @@
-"""Opens the engine for a verb: fetches a missing alias, loads, tells what was decided, and always closes."""
+"""Opens the engine for a verb: fetches a missing alias, loads, tells what was decided, and always closes; and logs."""
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -49,3 +51,18 @@ def session(model: str, engine: Mapping[str, Any]) -> Iterator[Any]:
         yield llm
     finally:
         llm.close()
+
+
+@contextmanager
+def logs(formatter: logging.Formatter) -> Iterator[None]:
+    """All loggers write to standard error, in one form, and nothing stays behind in a process that goes on."""
+    handler, root = logging.StreamHandler(sys.stderr), logging.getLogger()
+    handler.setFormatter(formatter)
+    before, level = root.handlers[:], root.level
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)

@@ -51,8 +51,9 @@ def create_app(server: Server) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=[server.config.allow_origin], allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_middleware(Gate, keys=server.config.keys(), max_body=server.config.max_body, metrics=server.metrics)
-    if server.config.page:
+    config = server.config
+    app.add_middleware(Gate, keys=config.keys(), max_body=config.max_body, requests=server.metrics.requests)
+    if config.page:
         _page(app)
     return app
 

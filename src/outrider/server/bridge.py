@@ -184,6 +184,8 @@ class Bridge:
         now = time.monotonic()
         for job in [job for job in self._jobs if job.deadline is not None and now > job.deadline]:
             waited = now - job.arrived
+            for _ in range(job.num_samples):
+                self.metrics.goodput.miss()
             self._fail(job, ApiError(504, f"not done after {waited:.1f} s: raise timeout, or ask for less"))
 
     def _cycle(self) -> None:
@@ -221,10 +223,12 @@ class Bridge:
         if count:
             sample.told += count
             self.metrics.delivered(count, first, now - (sample.last or job.arrived))
+            sample.first = sample.first or now
             sample.last = now
             job.first_token = job.first_token or now
         if is_last:
-            self.metrics.finished(str(request.finish_reason), request, now - job.arrived)
+            waited = (sample.first or now) - job.arrived
+            self.metrics.finished(str(request.finish_reason), request, now - job.arrived, waited)
         trace = request.cycles.pop(0) if request.cycles and count else None
         return Piece(
             sample.index,

@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from prometheus_client import Counter
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.errors import ApiError, of_error
 from outrider.server.logs import tell
-from outrider.server.metrics import Metrics
 
 OPEN_PATHS = ("/health", "/ready", "/")
 """Asked by whoever watches over a server, who has no key; and the page, which is told its key by a person."""
@@ -31,14 +31,14 @@ class Gate:
     """ASGI middleware around the application.
 
     Args:
-        keys: none: anyone may ask. max_body: bytes.
+        keys: none: anyone may ask. max_body: bytes. requests: counts answers by route and status.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[bytes], max_body: int, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[bytes], max_body: int, requests: Counter) -> None:
         self.app = app
         self.keys = tuple(keys)
         self.max_body = max_body
-        self.metrics = metrics
+        self.requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -73,7 +73,7 @@ class Gate:
                 await JSONResponse(refusal.body(), refusal.status, refusal.headers())(scope, receive, answer)
         finally:
             facts |= {"status": status, "seconds": round(time.monotonic() - began, 4)}
-            self.metrics.requests.labels(_route(scope), str(status)).inc()
+            self.requests.labels(_route(scope), str(status)).inc()
             tell(f"{scope['method']} {scope['path']} {status}", facts)
 
     def _admit(self, path: str, headers: dict[str, bytes]) -> str | None:

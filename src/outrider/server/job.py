@@ -48,6 +48,7 @@ class Sample:
     stream: TextStream
     inbox: deque[Emission]
     told: int = 0
+    first: float = 0.0
     last: float = 0.0
 
 

@@ -28,6 +28,17 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def tell_all() -> None:
+    """Write what this package logs to standard error, in this form; for a process that has no command line of ours."""
+    logger = logging.getLogger("outrider")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonFormatter())
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
 def tell(message: str, facts: dict[str, Any]) -> None:
     """Log a request that is over."""
     logging.getLogger(LOGGER).info(message, extra={"facts": facts})

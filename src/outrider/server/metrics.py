@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from outrider.llm import LLM
 from outrider.record import Record
 from outrider.request import Request
+from outrider.server.goodput import Goodput
 
 FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 BETWEEN_TOKENS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -22,9 +23,11 @@ class Metrics:
 
     Args:
         model: the served name, a label of all. drafter: its name, a label of what drafting counts.
+        goodput: judges samples as they end.
     """
 
-    def __init__(self, model: str, drafter: str) -> None:
+    def __init__(self, model: str, drafter: str, goodput: Goodput) -> None:
+        self.goodput = goodput
         self.registry = CollectorRegistry()
         self._model = model
         self._drafter = drafter
@@ -45,6 +48,7 @@ class Metrics:
         for reason in ("queue_full", "over_share"):
             self.refused.labels(reason)  # 0, not unknown, until one is
         self.ended = counter("request_success", "Samples that ended, by reason.", "finished_reason")
+        self.good = counter("request_good", "Samples whose tokens came in time.")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of samples that ended.")
         self.cached_tokens = counter("prefix_cache_hits", "Prompt tokens whose keys were there already.")
         self.generation_tokens = counter("generation_tokens", "Tokens delivered.")
@@ -97,8 +101,8 @@ class Metrics:
         for _ in range(count - 1):
             self.between.observe(0.0)
 
-    def finished(self, reason: str, request: Request, seconds: float | None = None) -> None:
-        """A sample ended; one that was given up has no latency."""
+    def finished(self, reason: str, request: Request, seconds: float | None = None, first: float = 0.0) -> None:
+        """A sample ended after so many seconds, its first token came after `first`; one given up has no latency."""
         self.ended.labels(reason).inc()
         self.prompt_tokens.inc(len(request.prompt))
         self.cached_tokens.inc(request.num_cached or 0)
@@ -106,6 +110,7 @@ class Metrics:
         self.output_size.observe(len(request.output))
         if seconds is not None:
             self.whole.observe(seconds)
+            self.good.inc(self.goodput.judge(first, seconds, len(request.output)))
 
     def cycle(self, record: Record, llm: LLM) -> None:
         """Count a pass."""

@@ -37,6 +37,7 @@ class Runner(uvicorn.Server):
             create_app(server),
             host=server.config.host,
             port=server.config.port,
+            http="h11",  # and not whatever parser happens to be installed: what it refuses, and how, is tested
             log_config=None,
             access_log=False,
             server_header=False,

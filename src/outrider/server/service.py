@@ -17,6 +17,7 @@ from outrider.errors import OutriderError
 from outrider.llm import LLM
 from outrider.server.answer import Answer, Voice
 from outrider.server.bridge import Bridge
+from outrider.server.goodput import Goodput
 from outrider.server.job import Job
 from outrider.server.metrics import Metrics
 from outrider.server.pacing import Pacer
@@ -53,7 +54,7 @@ class Server:
     def of(cls, llm: LLM, config: ServeConfig) -> Server:
         """Put a server together; it begins with its application's lifespan."""
         name = config.served_name or llm.config.model
-        metrics = Metrics(name, llm.resolved.drafter)
+        metrics = Metrics(name, llm.resolved.drafter, Goodput(config.good_first_token, config.good_token))
         metrics.memory(llm.resolved.memory.to_json())
         preparer = Preparer(llm, config, name)
         voice = Voice(name, _fingerprint(llm), llm.resolved.drafter, _names(preparer), _special(llm))

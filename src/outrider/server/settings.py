@@ -25,6 +25,8 @@ class ServeConfig:
         max_logprobs: most alternatives told of a token.
         request_timeout: most seconds from a request's arrival to its end (None: no limit).
         shutdown_grace: seconds that running requests get to finish when the server is told to stop.
+        good_first_token, good_token: seconds to the first token and mean seconds of each other one within which an
+            answer counts as good in `/metrics`.
         page: serve the playground at `/`.
     """
 
@@ -41,6 +43,8 @@ class ServeConfig:
     max_logprobs: int = 20
     request_timeout: float | None = None
     shutdown_grace: float = 30.0
+    good_first_token: float = 2.0
+    good_token: float = 0.2
     page: bool = True
 
     def __post_init__(self) -> None:
@@ -59,6 +63,9 @@ class ServeConfig:
                 raise ConfigError(f"{name}={value!r} is out of range: give a number of at least {least}")
         if self.port > 65535:
             raise ConfigError(f"port={self.port} is out of range: ports end at 65535")
+        for name in ("good_first_token", "good_token"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is out of range: give seconds above 0")
         if self.request_timeout is not None and not self.request_timeout > 0:
             raise ConfigError(f"request_timeout={self.request_timeout!r} is out of range: give seconds above 0")
 
