@@ -13,6 +13,7 @@ import pytest
 
 from tests.deploy.cluster import Nodes, Told, ask_all, nodes
 
+pytestmark = pytest.mark.slow  # starting a cluster takes half a minute; the rules themselves have fast tests beside
 CLIENTS = 12
 
 
