@@ -17,7 +17,7 @@ demo: $(READY)  ## fetch a small model (94 MB) and watch it answer plainly, then
 	$(BIN)/outrider demo
 
 test: $(READY)  ## run the fast tests (minutes on two cores)
-	$(BIN)/python -m pytest -q -n logical --dist loadfile $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -q -n logical --dist worksteal $(PYTEST_FLAGS)
 
 test-slow: $(READY)  ## run the slow tests only
 	$(BIN)/python -m pytest -q -m slow --timeout 3600 $(PYTEST_FLAGS)
