@@ -14,7 +14,7 @@ import torch
 import outrider
 from outrider.config import EngineConfig
 from outrider.drafters.base import Workshop
-from outrider.engine.resolve import _doubts
+from outrider.engine.drafter_probe import doubts_of
 from outrider.errors import ModelError
 from outrider.models.heads import files, wiring
 from outrider.registry import DRAFTERS
@@ -121,9 +121,9 @@ def test_the_engine_is_told_of_its_own_drafters_target(name, target, tmp_path):
         config = EngineConfig(model="tiny", drafter=name, drafter_model=str(folder))
         drafter = DRAFTERS[kind](Workshop(served, config))
         drafter.name = name
-        assert len([doubt for doubt in _doubts(config, served, drafter) if "rope" in doubt]) == expected
+        assert len([doubt for doubt in doubts_of(served, drafter, config.drafter_model) if "rope" in doubt]) == expected
     edit(folder, target=made.config["target"])
-    assert _doubts(config, target, drafter) is None
+    assert doubts_of(target, drafter, config.drafter_model) is None
 
 
 KILLED = """
