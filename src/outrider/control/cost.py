@@ -12,6 +12,9 @@ from typing import Any
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 PATIENCE = 1.5
 """Seconds that measuring may take before it stops at the width it has reached."""
+STEADY, MOST_REPEATS = 0.05, 16
+"""Seconds, and passes at most, until passes of one kind behind those of another have found their pace: the first few of
+a narrow one took up to twice as long as the tenth."""
 REFINE = 0.05
 """Weight of one new measurement: a busy machine must not swing the table."""
 SHARED = 0.75
@@ -50,16 +53,15 @@ class PassCost:
         longest: int = LONG,
         clock: Callable[[], float] = time.perf_counter,
     ) -> PassCost:
-        """`run(width, context)` makes one pass of a request's rows and returns its seconds; the least of `repeats`
-        counts, after a warm-up.
+        """`run(width, context)` makes one pass of a request's rows and returns its seconds; the least of `repeats`, or of
+        more where passes are short, counts.
 
         Where passes are slow, wide ones are left out (the table then grows in proportion), so that a start stays short.
         longest: keys that a row may read.
         """
 
         def least(width: int, context: int) -> float:
-            run(width, context)
-            return min(run(width, context) for _ in range(repeats))
+            return _least(run, width, context, repeats)
 
         table: dict[int, float] = {}
         started = clock()
@@ -81,8 +83,7 @@ class PassCost:
         widths = [width for width in (FEW, SEVERAL) if width in self._widths]
         ratios = []
         for width in widths:
-            run(width, CONTEXT)
-            ratios.append(min(run(width, CONTEXT) for _ in range(repeats)) / self._base(width))
+            ratios.append(_least(run, width, CONTEXT, repeats) / self._base(width))
         if not ratios or max(ratios) > AGREE * min(ratios):
             return None
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
@@ -149,6 +150,14 @@ class PassCost:
         low, high = self._widths[index - 1], self._widths[index]
         floor = self._monotone[index - 1]
         return floor + (self._monotone[index] - floor) * (rows - low) / (high - low)
+
+
+def _least(run: Callable[[int, int], float], width: int, context: int, repeats: int) -> float:
+    run(width, context)
+    seconds = [run(width, context) for _ in range(repeats)]
+    while sum(seconds) < STEADY and len(seconds) < MOST_REPEATS:
+        seconds.append(run(width, context))
+    return min(seconds)
 
 
 def _step(ratio: float, share: float) -> float:
