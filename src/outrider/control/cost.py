@@ -53,8 +53,8 @@ class PassCost:
         longest: int = LONG,
         clock: Callable[[], float] = time.perf_counter,
     ) -> PassCost:
-        """`run(width, context)` makes one pass of a request's rows and returns its seconds; the least of `repeats`, or of
-        more where passes are short, counts.
+        """`run(width, context)` makes one pass of a request's rows and returns its seconds; the least of `repeats`
+        counts, or of more where passes are short.
 
         Where passes are slow, wide ones are left out (the table then grows in proportion), so that a start stays short.
         longest: keys that a row may read.
