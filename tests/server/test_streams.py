@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider import SamplingParams
+from outrider.measure import load
 from outrider.request import TokenLogprob
 from outrider.server.job import Piece
 from outrider.server.pacing import split
+from outrider.server.stream import EventStream
 from outrider.server.tokens import Offsets, TokenNames
 from tests.server.test_same_text import of_stream
 
@@ -149,3 +155,41 @@ def test_offsets_count_characters_once_they_are_whole() -> None:
 
 def test_names_of_broken_characters_are_openais() -> None:
     assert [NAMES.name(token) for token in (0, 1, 4)] == ["a", "bytes:\\xc3", "日本"]
+
+
+ODD = "a\x85b\u2028c\u2029d\x0b\x0c\x1c\x1ee\r\nf"
+"""Whatever Python takes for the end of a line."""
+
+
+def test_no_text_holds_what_a_client_takes_for_the_end_of_a_line() -> None:
+    sent: list[bytes] = []
+
+    async def events() -> AsyncIterator[dict[str, str]]:
+        yield {"text": ODD}
+
+    async def receive() -> dict[str, str]:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    asyncio.run(EventStream(events(), lambda: None)({"type": "http"}, receive, send))  # type: ignore[arg-type]
+    first, *rest = [line for line in b"".join(sent).decode().splitlines() if line]
+    assert json.loads(first.removeprefix("data: ")) == {"text": ODD}
+    assert rest == ["data: [DONE]"]
+
+
+def test_load_reads_a_stream_whose_texts_hold_the_ends_of_lines() -> None:
+    """Another server may send them as they are."""
+    said = {"choices": [{"delta": {"content": ODD}}], "usage": {"completion_tokens": 3}}
+    body = f"data: {json.dumps(said, ensure_ascii=False)}\n\ndata: [DONE]\n\n".encode()
+
+    class Answer:
+        async def aiter_bytes(self) -> AsyncIterator[bytes]:
+            for start in range(0, len(body), 7):
+                yield body[start : start + 7]
+
+    sample = load.Sample(0)
+    assert asyncio.run(load._read(Answer(), sample, 0.0)) is None
+    assert sample.tokens == 3

@@ -160,7 +160,17 @@ def messages_of(prompt: Prompt) -> Messages:
 
 async def _events(answer: Any) -> AsyncIterator[dict[str, Any] | None]:
     """Events of a stream; None is its end."""
-    async for line in answer.aiter_lines():
-        if line.startswith("data:"):
-            data = line.removeprefix("data:").strip()
-            yield None if data == "[DONE]" else json.loads(data)
+    async for line in _lines(answer):
+        if line.startswith(b"data:"):
+            data = line.removeprefix(b"data:").strip()
+            yield None if data == b"[DONE]" else json.loads(data)
+
+
+async def _lines(answer: Any) -> AsyncIterator[bytes]:
+    """Lines as a stream of events has them: a text may hold what Python, and httpx, would take for a line's end."""
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest

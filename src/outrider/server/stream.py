@@ -13,6 +13,8 @@ from starlette.types import Receive, Scope, Send
 from outrider.server.errors import of_error
 
 DONE = "[DONE]"
+LINE_ENDS = {ord(mark): f"\\u{ord(mark):04x}" for mark in "\x85\u2028\u2029"}
+"""What many a client takes for the end of a line, and JSON leaves as it is: told by number, which reads the same."""
 T = TypeVar("T")
 
 
@@ -66,7 +68,7 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         try:
             async for event in self.events:
-                await _put(send, json.dumps(event, ensure_ascii=False, allow_nan=False))
+                await _put(send, json.dumps(event, ensure_ascii=False, allow_nan=False).translate(LINE_ENDS))
             await _put(send, DONE)
         except Exception as error:  # the border: what is told is one sentence
             await _put(send, json.dumps(of_error(error).body()))

@@ -100,7 +100,7 @@ def streamed(answer: str, route: Route, num_top: int | None) -> Reply:
     Raises:
         Broken: they are none, or tell of an error.
     """
-    lines = [line[5:].strip() for line in answer.splitlines() if line.startswith("data:")]
+    lines = [line[5:].strip() for line in answer.split("\n") if line.startswith("data:")]
     if not lines or lines[-1] != "[DONE]":
         raise Broken("a stream that does not end in [DONE]")
     samples: dict[int, Sample] = {}
