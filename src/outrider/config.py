@@ -27,6 +27,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
 
 
+def refuse_less(settings: object, what: str, **least: float) -> None:
+    """Refuse settings that are below their bounds, or no number at all; None is of no bound.
+
+    Args:
+        what: what to give, in words. least: the bound of each, by its name.
+
+    Raises:
+        ConfigError: naming the first of them.
+    """
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= bound:
+            raise ConfigError(f"{name}={value!r} is out of range: give {what} of at least {bound}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything that shapes an engine; "auto" values are decided once by `engine/resolve`.
@@ -121,24 +136,23 @@ class EngineConfig:
                 continue
             if type(value).__name__ != kind and not (optional and value is None):
                 raise ConfigError(f"{entry.name}={value!r} is of the wrong kind: give {KINDS[kind]}")
-        for name, least in (
-            ("width", 1),
-            ("max_requests", 1),
-            ("max_rows", 1),
-            ("block_size", 1),
-            ("nodes", 1),
-            ("depth", 0),
-            ("exit_layers", 1),
-            ("max_context", 2),
-            ("num_slots", 1),
-            ("threads", 1),
-            ("pass_width", 1),
-            ("in_flight", 0),
-            ("tensor_parallel", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name}={value!r} is out of range: give a whole number of at least {least}")
+        refuse_less(
+            self,
+            "a whole number",
+            width=1,
+            max_requests=1,
+            max_rows=1,
+            block_size=1,
+            nodes=1,
+            depth=0,
+            exit_layers=1,
+            max_context=2,
+            num_slots=1,
+            threads=1,
+            pass_width=1,
+            in_flight=0,
+            tensor_parallel=1,
+        )
         if (self.pace is not None) != (self.objective == "goodput"):
             raise ConfigError("pace belongs to objective='goodput', and that to a pace: give both, or neither")
         if self.pace is not None and not 0 < self.pace < math.inf:

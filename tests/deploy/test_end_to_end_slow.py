@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from outrider import LLM, SamplingParams
+from tests.listening import address_of, environment
 from tests.server.tiny_chat import save_tiny_chat
 
 BODY = {"prompt": "abc the", "max_tokens": 12, "seed": 5, "temperature": 1, "ignore_eos": True}
@@ -26,25 +26,14 @@ def words(model: str, *more: str) -> list[str]:
     return [sys.executable, "-m", "outrider", "deploy", model, "--threads", "1", "--drafter", "ngram", *more]
 
 
-def environment(cache: Path) -> dict[str, str]:
-    paths = os.pathsep.join(filter(None, sys.path))
-    return {**os.environ, "PYTHONPATH": paths, "OUTRIDER_CACHE": str(cache), "RAY_USAGE_STATS_ENABLED": "0"}
-
-
 @contextmanager
 def deployed(model: str, cache: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = words(model, "--port", "0", "--kernels", "plain", "--ray-address", "local", *more)
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(cache)) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment(cache, RAY_USAGE_STATS_ENABLED="0")
+    ) as process:
         try:
-            url, said = None, ""
-            while url is None:
-                line = process.stderr.readline()
-                said += line
-                assert line, f"it ended before it served: {said}"
-                found = re.search(r"is served at (http://[\d.]+:\d+)", line)
-                url = found and found[1]
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            yield process, url
+            yield process, address_of(process)
         finally:
             process.terminate()
             process.wait(timeout=120)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.listening import address_of, environment
 from tests.server.tiny_chat import save_tiny_chat
 
 BODY = {"prompt": "abc the", "max_tokens": 12, "seed": 5, "temperature": 1, "ignore_eos": True}
@@ -32,9 +30,8 @@ class Started:
 
 
 def spawn(model: str, cache: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OUTRIDER_CACHE": str(cache)}
     words = [sys.executable, "-m", "outrider", "serve", model, "--port", "0", "--threads", "1", "--drafter", "ngram"]
-    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment(cache))
 
 
 @contextmanager
@@ -43,14 +40,7 @@ def started(model: str, cache: Path) -> Iterator[Started]:
     began = time.monotonic()
     with spawn(model, cache) as process:
         try:
-            url, said = None, ""
-            while url is None:
-                line = process.stderr.readline()
-                said += line
-                assert line, f"it ended before it served: {said}"
-                found = re.search(r"is served at (http://[\d.]+:\d+)", line)
-                url = found and found[1]
-            threading.Thread(target=process.stderr.read, daemon=True).start()
+            url = address_of(process)
             yield Started(process, url, time.monotonic() - began)
         finally:
             process.kill()

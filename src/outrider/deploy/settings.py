@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.config import refuse_less
 from outrider.errors import ConfigError
 
 
@@ -38,20 +39,19 @@ class DeployConfig:
     ray_address: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("replicas", 1),
-            ("min_replicas", 1),
-            ("max_replicas", 1),
-            ("target_requests", 1),
-            ("upscale_delay", 0),
-            ("downscale_delay", 0),
-            ("retries", 0),
-            ("cpus", 0),
-            ("gpus", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ConfigError(f"{name}={value!r} is out of range: give a number of at least {least}")
+        refuse_less(
+            self,
+            "a number",
+            replicas=1,
+            min_replicas=1,
+            max_replicas=1,
+            target_requests=1,
+            upscale_delay=0,
+            downscale_delay=0,
+            retries=0,
+            cpus=0,
+            gpus=0,
+        )
         if not self.patience > 0:
             raise ConfigError(f"patience={self.patience!r} is out of range: give seconds above 0")
         if not 0 < self.good_share <= 1:

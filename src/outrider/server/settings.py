@@ -6,6 +6,7 @@ import codecs
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.config import refuse_less
 from outrider.errors import ConfigError
 
 
@@ -48,19 +49,18 @@ class ServeConfig:
     page: bool = True
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("port", 0),
-            ("max_queue", 0),
-            ("max_body", 1),
-            ("max_samples", 1),
-            ("max_prompt_tokens", 1),
-            ("max_output_tokens", 1),
-            ("max_logprobs", 0),
-            ("shutdown_grace", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name}={value!r} is out of range: give a number of at least {least}")
+        refuse_less(
+            self,
+            "a number",
+            port=0,
+            max_queue=0,
+            max_body=1,
+            max_samples=1,
+            max_prompt_tokens=1,
+            max_output_tokens=1,
+            max_logprobs=0,
+            shutdown_grace=0,
+        )
         if self.port > 65535:
             raise ConfigError(f"port={self.port} is out of range: ports end at 65535")
         for name in ("good_first_token", "good_token"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from outrider.config import refuse_less
 from outrider.errors import ConfigError
 
 DRAWS = 240
@@ -31,10 +32,7 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("draws", LEAST_DRAWS), ("max_tokens", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name}={value} is out of range: give a whole number of at least {least}")
+        refuse_less(self, "a whole number", draws=LEAST_DRAWS, max_tokens=1, seed=0)
         if self.seed >= MOST_SEED:
             raise ConfigError(
                 f"seed={self.seed} is out of range: give one below 2**30, as other seeds are counted from it"
