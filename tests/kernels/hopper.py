@@ -24,6 +24,7 @@ from outrider.kernels.places import Relative, Standing
 from outrider.kernels.sprouts import Fits, Frontier, Ranked
 from outrider.kernels.tree import PageTable, Trees
 from outrider.kernels.triton import TritonKernels, linear
+from outrider.kernels.triton.exchange import ROOM, Exchange
 from outrider.kernels.triton.offline import only_compile
 from outrider.kernels.warps import Warps
 
@@ -130,8 +131,19 @@ def tell_orders() -> None:
         print(kind, *sorted(found), flush=True)
 
 
+def exchange_numbers() -> None:
+    """A sum over the rows of a pass, the words of a head, and the whole numbers of an order."""
+    for ranks in (2, 4):
+        for overlap in (False, True):
+            made = Exchange(0, (longs(2, ranks, ROOM),) * ranks, overlap)
+            made.add(floats(64, 8192), floats(64, 8192), floats(64, 8192))
+            made.gather(floats(4, 128256 // ranks), 128256 // ranks, 128256)
+            made.spread(None, 1000)
+
+
 def main() -> None:
     compile_and_tell()
+    exchange_numbers()
     for overlap in (False, True):
         kernels = TritonKernels(META, overlap=overlap)
         for rows in (1, 16, 64, 512):

@@ -49,12 +49,19 @@ def test_every_kernel_compiles_for_a_hopper_gpu(tmp_path):
         "_rank_block",
         "_walk",
         "border",
+        "add_parts",
+        "gather_parts",
     } <= {row[0] for row in rows}
     greedy = [row for row in rows if int(row[4]) > SHARED]
     assert greedy == []
     # The first launches are of an 8B's attention in bfloat16: what spills there is read and written by every thread.
-    spilled = [row for row in rows if row[0] in ("multiply", "merge", "_settle") and int(row[3])]
+    spilled = [
+        row for row in rows if row[0] in ("multiply", "merge", "_settle", "add_parts", "gather_parts") and int(row[3])
+    ]
     assert spilled == []
+    # Programs of an exchange wait for one another on other GPUs: all of a launch must run at once.
+    waiting = [row for row in rows if row[0] in ("add_parts", "gather_parts")]
+    assert all(float(row[7]) <= 1 for row in waiting)
 
 
 @pytest.mark.slow

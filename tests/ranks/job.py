@@ -25,8 +25,9 @@ from outrider.models.batch import BatchBuilder
 from outrider.models.lean import LeanModel
 from outrider.models.loader import load
 from outrider.models.ranks import follow, part
-from outrider.models.ranks.group import Ranks, meet
+from outrider.models.ranks.group import Ranks
 from outrider.models.ranks.lead import LedPages
+from outrider.models.ranks.meet import meet
 from tests import artefacts
 from tests.models.tiny import make_module, make_tokenizer
 from tests.ranks.processes import write

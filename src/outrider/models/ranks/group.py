@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import os
 import pickle
-import shlex
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from outrider.errors import ConfigError, RankError
+from outrider.errors import RankError
 from outrider.kernels.graph_pool import is_warming_up
+from outrider.models.ranks import lines
+from outrider.models.ranks.link import connect
 from outrider.models.ranks.watch import Watch
-
-_PATIENT = 365
-"""Days: a rank may wait for its next order as long as nobody asks anything; who is lost is found out by `Watch`."""
-_LETTER = 4096
-"""Bytes of an order that needs no second message."""
 
 
 class Ranks:
@@ -35,6 +27,7 @@ class Ranks:
 
     Attributes:
         rank, size: of this process, and how many there are. device: this rank's.
+        note: what a user should know, such as why sums are slow.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
@@ -46,13 +39,28 @@ class Ranks:
         """Whether every order was carried out by all, so that the next one finds them listening."""
         self._dropped: deque[int] = deque()
         self._numbers = iter(range(1, sys.maxsize))
-        store = dist.distributed_c10d._get_default_store()
-        self._watch = Watch(rank, size, dist.PrefixStore("outrider", store), os.environ["MASTER_ADDR"])
+        store, address = dist.distributed_c10d._get_default_store(), os.environ["MASTER_ADDR"]
+        store = dist.PrefixStore("outrider", store)
+        self._watch = Watch(rank, size, lines.connect(rank, size, store, address, "watch"))
+        self._orders = lines.Orders(lines.connect(rank, size, store, address, "orders"))
+        self._told = b""  # whole numbers that came with the last order
+        self._kept: list[bytes] | None = None  # orders of what is being captured
+        self._exchange, self.note = connect(rank, size, device, self.agree)
         self.add(torch.zeros(1, 1, device=device), torch.zeros(1, 1, device=device))  # libraries set up what they need
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a graph may hold what ranks say to one another, orders that are told at each replay apart."""
+        return self._exchange is not None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether an order is told at once: not where a graph is prepared or captured."""
+        return self._kept is None and not is_warming_up()
 
     def number(self) -> int:
         """A number for something that every rank has a part of."""
@@ -66,41 +74,49 @@ class Ranks:
     def order(self, *words: Any, tensors: Sequence[Tensor] = ()) -> Iterator[None]:
         """Tell all others what to do; within the block rank 0 does its own part of it.
 
+        Where a graph is prepared nobody hears of it, and where one is captured it is kept for `repeating`.
+
         tensors: whole numbers of 32 bits on `device`, which the others receive by `take`.
         """
-        with self.lock:
-            dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
-            was_whole, self.is_whole = self.is_whole, False
-            if not was_whole:
-                raise RankError(
-                    "an order was left unfinished, and the ranks no longer do the same: start the job again"
-                )
-            with self._met_by_all():
-                self._tell((dropped, *words))
-                if tensors:
-                    dist.broadcast(_parcel(tensors), 0)
+        parcel = _parcel(tensors) if tensors else None
+        in_letter = parcel is not None and parcel.device.type == "cpu"
+        letter = pickle.dumps((words, parcel.numpy().tobytes() if parcel is not None and in_letter else b""))
+        if self._kept is not None and not is_warming_up():
+            self._kept.append(letter)
+        with self._ordering([letter]) if self.speaks else nullcontext():
+            if parcel is not None and not in_letter and not is_warming_up():
+                self._spread(parcel)
             yield
-            self.is_whole = True
+
+    @contextmanager
+    def keeping(self) -> Iterator[list[bytes]]:
+        """Within the block, in which a graph is captured, orders are kept: what `repeating` tells."""
+        self._kept = []
+        try:
+            yield self._kept
+        finally:
+            self._kept = None
+
+    @contextmanager
+    def repeating(self, orders: Sequence[bytes]) -> Iterator[None]:
+        """Tell all others these orders; within the block rank 0 replays its own part of them."""
+        with self._ordering(orders):
+            yield
 
     def hear(self) -> tuple[Any, ...]:
         """Wait for the next order of rank 0."""
         with self._met_by_all():
-            letter = torch.empty(_LETTER, dtype=torch.uint8)
-            dist.broadcast(letter, 0)
-            size = int.from_bytes(letter[:8].numpy().tobytes(), "little")
-            if size > _LETTER - 8:
-                rest = torch.empty(size - (_LETTER - 8), dtype=torch.uint8)
-                dist.broadcast(rest, 0)
-                letter = torch.cat((letter, rest))
-        words: tuple[Any, ...] = pickle.loads(letter[8 : 8 + size].numpy().tobytes())
-        return words
+            dropped, letter = pickle.loads(self._orders.hear())
+        words, self._told = pickle.loads(letter)
+        return (dropped, *words)
 
     def take(self, sizes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """The tensors of an order, int32 of these shapes."""
         counts = [torch.Size(size).numel() for size in sizes]
-        with self._met_by_all():
-            whole = torch.empty(sum(counts), dtype=torch.int32, device=self.device)
-            dist.broadcast(whole, 0)
+        if self.device.type == "cpu":
+            whole = torch.frombuffer(bytearray(self._told), dtype=torch.int32)
+        else:
+            whole = self._spread(sum(counts))
         return [part.view(size) for part, size in zip(whole.split(counts), sizes, strict=True)]
 
     def add(self, partial: Tensor, to: Tensor, out: Tensor | None = None) -> Tensor:
@@ -110,6 +126,10 @@ class Ranks:
 
         partial, to: (T, H) float32; `out` may be `to`.
         """
+        if self._carries(partial) and partial.is_contiguous() and to.is_contiguous():
+            assert self._exchange is not None
+            out = torch.empty_like(to) if out is None else out
+            return self._exchange.add(partial, to, out)
         parts = self._all(partial)
         out = torch.add(to, parts[0], out=out)
         for part in parts[1:]:
@@ -124,9 +144,19 @@ class Ranks:
             total = total + part.float()
         return total.to(partial.dtype)
 
-    def columns(self, part: Tensor) -> Tensor:
-        """Every rank's columns side by side: (..., C) of each -> (..., size * C)."""
-        return torch.cat(list(self._all(part)), dim=-1)
+    def columns(self, part: Tensor, count: int | None = None, whole: int | None = None) -> Tensor:
+        """Every rank's columns side by side: (..., C) of each -> (..., size * C).
+
+        Of (M, C) float32, C may be less than the `count` of each, and the first `whole` of all are given (None: all).
+        """
+        count = part.shape[-1] if count is None else count
+        whole = self.size * count if whole is None else whole
+        if part.dim() == 2 and self._carries(part, count):
+            assert self._exchange is not None
+            return self._exchange.gather(part, count, whole)
+        missing = count - part.shape[-1]
+        joined = torch.cat(list(self._all(nn.functional.pad(part, (0, missing)) if missing else part)), dim=-1)
+        return joined if joined.shape[-1] == whole else joined[..., :whole].contiguous()
 
     def agree(self, error: Exception | None) -> Exception | None:
         """None where no rank met an error; else, on every rank, its own one or what another one met."""
@@ -162,6 +192,40 @@ class Ranks:
         self._watch.is_over = True
         dist.destroy_process_group()
 
+    @contextmanager
+    def _ordering(self, letters: Sequence[bytes]) -> Iterator[None]:
+        """Tell these orders; they are carried out when the block ends well."""
+        with self.lock:
+            dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+            was_whole, self.is_whole = self.is_whole, False
+            if not was_whole:
+                raise RankError(
+                    "an order was left unfinished, and the ranks no longer do the same: start the job again"
+                )
+            with self._met_by_all():
+                for letter in letters:
+                    self._orders.tell(pickle.dumps((dropped, letter)))
+                    dropped = []
+            yield
+            self.is_whole = True
+
+    def _carries(self, part: Tensor, count: int | None = None) -> bool:
+        """Whether the direct way takes these numbers, so many of every row."""
+        if self._exchange is None or is_warming_up() or part.element_size() != 4:
+            return False
+        return self._exchange.carries(part.numel() if count is None else part.shape[0] * count)
+
+    def _spread(self, numbers: Tensor | int) -> Tensor:
+        """Rank 0's whole numbers, from device to device; the others say how many."""
+        count = numbers if isinstance(numbers, int) else numbers.numel()
+        own = None if isinstance(numbers, int) else numbers
+        if self._exchange is not None and self._exchange.carries(count):
+            return self._exchange.spread(own, count)
+        whole = torch.empty(count, dtype=torch.int32, device=self.device) if own is None else own
+        with self._met_by_all():
+            dist.broadcast(whole, 0)
+        return whole
+
     def _all(self, part: Tensor) -> Tensor:
         """(size, *shape): every rank's; where a graph is being prepared, this rank's own in all places."""
         part = part.contiguous()
@@ -173,84 +237,15 @@ class Ranks:
             gather(whole, part)
         return whole.view(self.size, *part.shape)
 
-    def _tell(self, words: tuple[Any, ...]) -> None:
-        letter = pickle.dumps(words)
-        head, rest = letter[: _LETTER - 8], letter[_LETTER - 8 :]
-        padded = len(letter).to_bytes(8, "little") + head.ljust(_LETTER - 8, b"\0")
-        dist.broadcast(torch.frombuffer(bytearray(padded), dtype=torch.uint8), 0)
-        if rest:
-            dist.broadcast(torch.frombuffer(bytearray(rest), dtype=torch.uint8), 0)
-
     @contextmanager
     def _met_by_all(self) -> Iterator[None]:
         """Within the block all ranks must come together."""
         try:
             yield
-        except (RuntimeError, ValueError) as error:  # PyTorch's own errors of a broken connection
+        except (RuntimeError, ValueError, OSError) as error:  # PyTorch's own, and the system's, of a broken connection
             if self._watch.is_over:  # rank 0 has said all that there is to say
                 raise SystemExit(1) from None
             self._watch.wait(error)
-
-
-def meet(size: int, device: str) -> Ranks:
-    """This process among the `size` that `torchrun` started; they meet once, whoever asks again.
-
-    Args:
-        device: "cpu", or "cuda" and "auto" for the GPU of this process' number on its machine.
-
-    Raises:
-        ConfigError: if `torchrun` did not start so many, or the device is one for all. RankError: if they do not meet.
-    """
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device={device!r} is one for all ranks: give cpu, or cuda for a GPU each")
-    if dist.is_initialized() and dist.get_world_size() != size:
-        met = dist.get_world_size()
-        raise ConfigError(f"tensor_parallel={size} and {met} processes have met: give one number for all")
-    _check(size)
-    return _met(size, _device(device, int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))))
-
-
-@functools.cache
-def _met(size: int, place: torch.device) -> Ranks:
-    """As PyTorch's default group, which it stands for: there is one a process."""
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
-    try:
-        if not dist.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(days=_PATIENT))
-        ranks = Ranks(int(os.environ["RANK"]), size, place)
-    except (RuntimeError, ValueError) as error:
-        raise RankError(f"the {size} ranks of tensor_parallel={size} do not meet ({error})") from error
-    atexit.register(ranks.end)
-    return ranks
-
-
-def _check(size: int) -> None:
-    started = os.environ.get("WORLD_SIZE")
-    if started is None or "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
-        raise ConfigError(f"tensor_parallel={size} needs {size} processes: run `{_command(size)}`")
-    if int(started) != size:
-        raise ConfigError(f"tensor_parallel={size} and torchrun started {started} processes: give both one number")
-
-
-def _command(size: int) -> str:
-    """What this process should have been started by."""
-    program, words = Path(sys.argv[0]), sys.argv[1:]
-    ours = program.name == "outrider" or program.parent.name == "outrider"
-    what = ["-m", "outrider", *words] if ours else [str(program), *words]
-    return shlex.join(["torchrun", "--nproc-per-node", str(size), *what])
-
-
-def _device(device: str, local: int) -> torch.device:
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if local >= torch.cuda.device_count():
-        raise ConfigError(
-            f"rank {local} of this machine has no GPU of its own, {torch.cuda.device_count()} are visible: start fewer "
-            "processes on it"
-        )
-    return torch.device("cuda", local)
 
 
 def _parcel(tensors: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.kernels.base import Linear, Program
 from outrider.models.lean_layer import project
@@ -42,14 +42,13 @@ class Join:
         self._program: Program | None = None
         self._cuts: list[Cut] = []
         self._partial: Tensor | None = None
-        self._part, self._missing = head, 0
+        self._part, self._count = head, head.out_features
         if ranks is None:
             return
-        count = -(-head.out_features // ranks.size)
+        self._count = count = -(-head.out_features // ranks.size)
         start = min(ranks.rank * count, head.out_features - 1)  # a rank without words of its own fills its part up
         stop = min(start + count, head.out_features)
         self._part = head.rows(torch.arange(start, stop, device=ranks.device))
-        self._missing = count - (stop - start)
         if ranks.leads:
             self.nbytes = self._part.nbytes
         else:
@@ -75,8 +74,7 @@ class Join:
         part = self._part(normed)
         if self._ranks is None:
             return part
-        whole = self._ranks.columns(nn.functional.pad(part, (0, self._missing)) if self._missing else part)
-        return whole if whole.shape[1] == self._vocab_size else whole[:, : self._vocab_size].contiguous()
+        return self._ranks.columns(part, self._count, self._vocab_size)
 
     @contextmanager
     def recording(self, program: Program) -> Iterator[list[Cut]]:

@@ -11,8 +11,8 @@ from outrider.models.fetch import Progress
 from outrider.models.loader import assemble, locate
 from outrider.models.probe import probe
 from outrider.models.ranks.follow import follow
-from outrider.models.ranks.group import meet
 from outrider.models.ranks.lead import Lead
+from outrider.models.ranks.meet import meet
 from outrider.models.ranks.part import Part, Wanted, part_of
 from outrider.models.target import Target
 from outrider.models.twin import as_twin

@@ -8,11 +8,10 @@ dies. The thread that sees it says what happened and ends its own process.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import threading
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from outrider.errors import RankError
 
@@ -29,18 +28,15 @@ class Watch:
     """The connections of one rank to those that it looks after: rank 0 to all others, they to rank 0.
 
     Args:
-        store: PyTorch's, where rank 0 says how it is reached. address: rank 0's host.
-
-    Raises:
-        RankError: if the others do not come.
+        lines: as `lines.connect` makes them.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, address: str) -> None:
+    def __init__(self, rank: int, size: int, lines: dict[int, socket.socket]) -> None:
         self.rank = rank
         self.size = size
         self.is_over = False
         """Whether connections may close from now on: the job ends as it should."""
-        self._peers = self._receive(store, address) if rank == 0 else {0: self._reach(store, address)}
+        self._peers = lines
         self._telling = threading.Lock()
         for peer, line in self._peers.items():
             line.settimeout(PATIENCE)
@@ -68,35 +64,6 @@ class Watch:
         time.sleep(PATIENCE + 2 * BEAT)
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RankError(f"the {self.size} ranks no longer reach one another ({reason}): start the job again") from error
-
-    def _receive(self, store: Any, address: str) -> dict[int, socket.socket]:
-        """Let all others come; whoever does not know the word is no rank."""
-        word = secrets.token_hex(16)
-        peers: dict[int, socket.socket] = {}
-        with socket.create_server((address, 0)) as door:
-            store.set("outrider/watch", f"{door.getsockname()[1]} {word}")
-            door.settimeout(60)
-            while len(peers) < self.size - 1:
-                try:
-                    line, _ = door.accept()
-                    line.settimeout(PATIENCE)
-                    said = line.makefile("rb").readline(128).decode().split()
-                except (OSError, UnicodeDecodeError) as error:
-                    raise RankError(
-                        f"{self.size - 1 - len(peers)} of {self.size} ranks did not come: {error}"
-                    ) from error
-                if len(said) == 2 and said[0] == word:
-                    peers[int(said[1])] = line
-        return peers
-
-    def _reach(self, store: Any, address: str) -> socket.socket:
-        port, word = store.get("outrider/watch").decode().split()
-        try:
-            line = socket.create_connection((address, int(port)), timeout=60)
-            line.sendall(f"{word} {self.rank}\n".encode())
-        except OSError as error:
-            raise RankError(f"rank {self.rank} cannot reach rank 0 at {address}:{port} ({error})") from error
-        return line
 
     def _attend(self, peer: int, line: socket.socket) -> None:
         said = b""
