@@ -11,7 +11,7 @@ import torch
 
 from outrider.kernels.graph_pool import GraphPool
 from outrider.models.batch import BatchBuilder
-from outrider.models.graph import OWN_BYTES, PassGraphs, _Captured
+from outrider.models.graph import OWN_BYTES, PassGraphs, _Captured, bucket
 from outrider.models.target import Target
 from tests.models.tiny import make_module, make_target, make_tokenizer
 
@@ -116,6 +116,28 @@ def test_few_graphs_serve_all_passes_and_go_with_their_pages(target):
     assert graphs.captures == 3, "with logits, over a long table, and without logits"
     del pages
     assert len(graphs._shelves) == 0
+
+
+def test_ranks_run_passes_of_one_width_whoever_has_a_graph_of_them():
+    """Each of them waits for the others' rows, those that only fill a pass included."""
+    model = make_target(make_module("llama", max_position_embeddings=400))
+    pages, widths, expected = model.make_pages(300), [], []
+    ways = {"captured": Replayed(), "refused": PassGraphs(CountedPool(0)), "closed": PassGraphs()}
+    ways["closed"].pool.limit = 0
+    for batch in passes():
+        size = bucket(batch.num_rows)
+        for graphs in ways.values():
+            graphs.pads = True
+
+            def run(given, owner):
+                widths.append(given.num_rows)
+                return given.tokens[:, None] * 2 + given.positions[:, None] + given.keys.length[:, None], {}
+
+            found = graphs("any", run, batch, pages, size)[0][: batch.num_rows]
+            expected.append(torch.equal(found, run(batch, pages)[0]))
+            assert set(widths[:-1]) == {size}
+            widths.clear()
+    assert all(expected)
 
 
 def test_results_outlive_the_next_pass(target):

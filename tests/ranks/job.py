@@ -196,6 +196,17 @@ def rows(llm: LLM) -> dict[str, bool]:
     return found
 
 
+def repeated(ranks: Ranks) -> list[int]:
+    """What the others answer to an order that was kept, as for a graph, each time that it is repeated."""
+    with ranks.keeping() as orders, ranks.order("memory"):
+        pass
+    found = []
+    for _ in range(2):
+        with ranks.repeating(orders):
+            found.append(ranks.least(1 << 62))
+    return found
+
+
 def distance(llm: LLM, path: str) -> float:
     """Of logits from those of the whole model, which one process has, as a share of their spread."""
     batch, said = BatchBuilder(16), []
@@ -288,7 +299,7 @@ def engine(folder: Path, ranks: Ranks, cycles: int) -> None:
     llama = model(folder, "llama")
     llm = opened(llama, drafter="none", self_test=True, num_slots=2048)
     told: dict[str, Any] = {"report": str(llm.resolved.probe), "lines": llm.resolved.lines()}
-    told |= {"rows": rows(llm), "distance": distance(llm, llama)}
+    told |= {"rows": rows(llm), "distance": distance(llm, llama), "repeated": repeated(ranks)}
     del llm
     flying = {"width": 2, "in_flight": 2}
     told["lean"] = compared(llama, {"ngram": {}, "early_exit": {"exit_layers": 2, **flying}, "eagle3": {"width": 2}})

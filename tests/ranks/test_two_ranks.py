@@ -47,6 +47,10 @@ def test_the_parts_compute_what_the_whole_does(told) -> None:
     assert any(line.startswith("tensor_parallel") for line in told["lines"])
 
 
+def test_orders_that_were_kept_are_told_when_they_are_repeated(told) -> None:
+    assert told["repeated"] == [1 << 60] * 2  # what the others say in `tests.ranks.job`
+
+
 @pytest.mark.parametrize("kind", ["lean", "biased", "module"])
 def test_guesses_change_no_text(told, kind: str) -> None:
     for drafter, found in told[kind].items():

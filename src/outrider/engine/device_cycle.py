@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from outrider.drafters.base import Drafter
 from outrider.kernels.graph_pool import GraphPool
 from outrider.models.batch import TargetOutput
 from outrider.models.graph import OWN_BYTES, as_they_are
+from outrider.models.ranks.group import Ranks
 from outrider.models.seats import Crew, Outline, Seats, TreeRows, tree_rows
 from outrider.models.target import Target
 
@@ -35,9 +37,11 @@ class DeviceCycle:
         self._target = target
         self._pages = pages
         self._seats = seats
-        # Orders to other ranks are no part of a graph: with them only passes are captured, each rank its own.
-        graphs = target.device.type == "cuda" and target.lead is None
-        self._graphs = CycleGraphs(target.kernels.graph_pool) if graphs else None
+        # With other ranks a cycle can be captured where a graph may hold all that passes between devices; what the
+        # others do for it is ordered at each replay. Elsewhere only passes are captured, each rank its own.
+        graphs = target.device.type == "cuda" and (target.lead is None or target.lead.ranks.can_be_captured)
+        ranks = target.lead.ranks if target.lead else None
+        self._graphs = CycleGraphs(target.kernels.graph_pool, ranks) if graphs else None
 
     @property
     def note(self) -> str | None:
@@ -132,11 +136,12 @@ def _filled(num_requests: int) -> int:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Captured:
-    """A graph with the tensor of seats that it reads and the one that it writes."""
+    """A graph with the tensor of seats that it reads and the one that it writes; what other ranks do at a replay."""
 
     graph: Any
     index: Tensor
     results: Tensor
+    orders: Sequence[bytes] = ()
 
 
 class CycleGraphs:
@@ -144,11 +149,12 @@ class CycleGraphs:
     Where a capture fails, cycles run as they are from then on, and `note` tells why.
 
     Args:
-        pool: shared with the graphs of passes.
+        pool: shared with the graphs of passes. ranks: those that share the target, None for a whole one.
     """
 
-    def __init__(self, pool: GraphPool) -> None:
+    def __init__(self, pool: GraphPool, ranks: Ranks | None = None) -> None:
         self.pool = pool
+        self._ranks = ranks
         self.note: str | None = None
         self.num_captured = 0
         self._gave_up = False
@@ -177,8 +183,9 @@ class CycleGraphs:
             return run(index)
         self.num_captured += fresh
         self._captured[key] = found  # behind those that were used before it
-        found.index.copy_(index)
-        found.graph.replay()
+        with self._ranks.repeating(found.orders) if self._ranks else nullcontext():
+            found.index.copy_(index)
+            found.graph.replay()
         return found.results
 
     def _take(self, index: Tensor, run: Callable[[Tensor], Tensor]) -> _Captured | None:
@@ -197,5 +204,8 @@ class CycleGraphs:
         return found
 
     def _capture(self, index: Tensor, run: Callable[[Tensor], Tensor]) -> _Captured:
-        graph, results = self.pool.capture(index.device, partial(run, index))
-        return _Captured(graph, index, results)
+        none: list[bytes] = []
+        keeping: AbstractContextManager[list[bytes]] = self._ranks.keeping() if self._ranks else nullcontext(none)
+        with keeping as orders:
+            graph, results = self.pool.capture(index.device, partial(run, index))
+        return _Captured(graph, index, results, tuple(orders))

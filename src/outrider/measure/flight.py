@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from outrider.errors import ConfigError
 from outrider.kernels.graph_pool import GraphPool
 from outrider.measure.cycle import Decoding, seconds_of
 from outrider.models.graph import as_they_are
+from outrider.models.ranks.group import Ranks
 from outrider.models.seats import Outline
 from outrider.record import Record
 from outrider.request import Request, SamplingParams
@@ -136,26 +137,33 @@ def aloft(
 
 def _parts(engine: Engine, pipeline: Pipeline, requests: Sequence[Request], outline: Outline, repeats: int) -> Parts:
     device, parts = engine.target.device, pipeline.apart(requests, outline)
-    alone = {name: seconds_of(device, replayed(device, parts[name]), repeats) for name in parts if name != "device"}
+    ranks = engine.target.lead.ranks if engine.target.lead else None
+    runs = {name: replayed(device, part, ranks) for name, part in parts.items() if name != "device"}
+    alone = {name: seconds_of(device, run, repeats) for name, run in runs.items()}
     return Parts(alone.get("draft", 0.0), alone["target"], seconds_of(device, parts["device"], repeats))
 
 
-def replayed(device: torch.device, run: Callable[[], object]) -> Callable[[], object]:
-    """The same work as one graph of its own on a GPU; as it is elsewhere."""
+def replayed(device: torch.device, run: Callable[[], object], ranks: Ranks | None = None) -> Callable[[], object]:
+    """The same work as one graph of its own on a GPU; as it is elsewhere.
+
+    ranks: those that take part in it.
+    """
 
     def inferring() -> object:
         with torch.inference_mode():
             return run()
 
-    if device.type != "cuda":
+    if device.type != "cuda" or not (ranks is None or ranks.can_be_captured):
         return inferring
     pool = GraphPool()
     with as_they_are():
         pool.warm_up(device, inferring)
-        graph, kept = pool.capture(device, inferring)
+        with ranks.keeping() if ranks else nullcontext() as orders:
+            graph, kept = pool.capture(device, inferring)
 
     def replay(kept: object = kept) -> None:  # what the graph writes lives as long as the graph
-        graph.replay()
+        with ranks.repeating(orders or ()) if ranks else nullcontext():
+            graph.replay()
 
     return replay
 

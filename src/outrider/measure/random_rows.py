@@ -115,7 +115,7 @@ def random_target(model: RandomModel, device: torch.device) -> Target:
     with torch.device(device):
         module = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     body = body_of(module, kernels)
-    tokenizer = _Words(config.vocab_size)
+    tokenizer = Words(config.vocab_size)
     name = str(dtype).removeprefix("torch.")
     return assemble(model.what, body, name, device, kernels, tokenizer, config, module.generation_config)
 
@@ -154,7 +154,7 @@ def _row(
     }
 
 
-class _Words:
+class Words:
     """What a target asks of a tokenizer, for a model that nobody talks to."""
 
     eos_token_id = None

@@ -7,7 +7,8 @@ target says.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -86,6 +87,15 @@ class SyntheticCycle(DeviceCycle):
         return torch.cat([said, draws[:, -1:]], dim=1).flatten()
 
 
+@contextmanager
+def flying(engine: Engine, tau: float, depth: int, seed: int = 0) -> Iterator[None]:
+    """Within the block the engine's cycles in flight are chains of `depth` guesses, kept as `tau` says."""
+    assert engine.pipeline is not None
+    cycle = SyntheticCycle(engine.target, engine.pages, engine.pipeline.seats, tau, seed)
+    with engine.pipeline.flying_by(cycle), engine.always_guessing(depth, 1):
+        yield
+
+
 def measure_synthetic(
     engine: Engine,
     prompts: Sequence[tuple[int, ...]],
@@ -110,8 +120,7 @@ def measure_synthetic(
         raise ConfigError(f"tau={tau} cannot be reached by trees of {depth} levels: give 1 to {depth + 1}")
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     if engine.pipeline is not None and width == 1:
-        cycle = SyntheticCycle(engine.target, engine.pages, engine.pipeline.seats, tau, seed)
-        with engine.pipeline.flying_by(cycle), engine.always_guessing(depth, width):
+        with flying(engine, tau, depth, seed):
             log = Log(engine)
             answer(engine, prompts[:together], params, together)  # graphs are captured
             answer(engine, prompts, params, together, log.note)

@@ -57,9 +57,12 @@ class PassGraphs:
     and `note` tells why. Where the pool has no room, graphs that were used longest ago give way.
     """
 
-    def __init__(self, pool: GraphPool | None = None) -> None:
-        """pool: shared with other passes over the same kernels (None: one of its own)."""
+    def __init__(self, pool: GraphPool | None = None, pads: bool = False) -> None:
+        """pool: shared with other passes over the same kernels (None: one of its own). pads: passes have as many rows
+        without a graph as with one, so that ranks of which some took a graph and some did not still do the same.
+        """
         self.pool = pool or GraphPool()
+        self.pads = pads
         self.note: str | None = None
         self._gave_up = False
         self._shelves: WeakKeyDictionary[Any, _Shelf] = WeakKeyDictionary()
@@ -81,11 +84,11 @@ class PassGraphs:
             num_rows: of the graph, no fewer than the batch's (None: as many).
             inputs: what a run reads and writes over; the passes before a capture leave it as it was.
         """
+        size = num_rows or batch.num_rows
         if self._gave_up or _WHOLE.get() or not self.pool.limit:
-            return run(batch, owner)
+            return run(self._padded(batch, size), owner)
         shelf = self._shelves.setdefault(owner, _Shelf())
         blocks, tail = _capacity(batch.keys)
-        size = num_rows or batch.num_rows
         key = (kind, size, batch.keys.block_size, blocks, tail)
         found = shelf.captured.pop(key, None)
         if found is None and key not in shelf.refused:
@@ -104,12 +107,20 @@ class PassGraphs:
                 values.copy_(copy)
         if found is None:
             shelf.refused.add(key)
-            return run(batch, owner)
+            return run(self._padded(batch, size), owner)
         shelf.captured[key] = found  # behind those that were used before it
         _fill(found.batch, batch, found.used)
         found.used = batch.num_rows
         found.graph.replay()
         return found.output
+
+    def _padded(self, batch: FlatBatch, size: int) -> FlatBatch:
+        """The pass that runs without a graph."""
+        if not self.pads or batch.num_rows == size:
+            return batch
+        static = _static(batch, size, batch.keys.tables.shape[1], batch.keys.tails.shape[1])
+        _fill(static, batch, 0)
+        return static
 
     def _take(self, run: Run, static: FlatBatch, owner: Any, shelf: _Shelf) -> _Captured | None:
         """A graph of this pass; None where the pool has no room for it, even without this owner's other graphs."""

@@ -26,6 +26,8 @@ class Shape:
 
 LLAMA_8B = Shape(4096, 32, 32, 8, 128, 14336, 128_256)
 """Llama 3.1 8B."""
+LLAMA_70B = Shape(8192, 80, 64, 8, 128, 28672, 128_256)
+"""Llama 3.1 70B."""
 LLAMA_1B = Shape(2048, 16, 32, 8, 64, 8192, 128_256)
 """Llama 3.2 1B, the natural small drafter of the 8B."""
 DRAFT_VOCABULARY = 32_000

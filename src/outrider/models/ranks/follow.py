@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -102,14 +103,16 @@ class Follower:
         self.ranks.least(free_memory(self.ranks.device))
 
 
-def follow(ranks: Ranks) -> NoReturn:
+def follow(ranks: Ranks, parts: Mapping[int, Part] = MappingProxyType({})) -> NoReturn:
     """Serve rank 0, and end this process when the job is over.
+
+    parts: that are here already, by the number under which rank 0 knows them.
 
     Raises:
         SystemExit: always.
     """
     try:
-        Follower(ranks).serve()
+        Follower(ranks, dict(parts)).serve()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:  # whatever it is, the others wait for this rank and must learn it

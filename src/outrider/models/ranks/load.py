@@ -51,7 +51,8 @@ def load_shared(
     laps.end("weights")
     weakref.finalize(part.body, ranks.drop, number)
     target = _target(part, ranks.device, pass_width)
-    target = replace(target, lead=Lead(ranks, number, part.kernels))
+    notes = [*target.notes, ranks.note] if ranks.note else target.notes
+    target = replace(target, lead=Lead(ranks, number, part.kernels), notes=notes)
     if self_test:
         target = probe(target, part.expected)
         laps.end("checks of the model")

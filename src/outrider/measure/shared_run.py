@@ -1,0 +1,120 @@
+"""One rank of a measured shape: `python -m outrider.measure.shared_run JOB.json`, under `torchrun` if several share it.
+
+Rank 0 writes one line of JSON for every figure, as soon as it has it, so that a run that is cut off still tells.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.config import EngineConfig
+from outrider.engine.resolve import equip
+from outrider.engine.step import Engine
+from outrider.measure.bandwidth import measure_bandwidth
+from outrider.measure.cycle import answer
+from outrider.measure.flight import Flew, Log, parts_of
+from outrider.measure.shared import random_part, random_target, read_bytes, write_eagle3
+from outrider.measure.synthetic import NOT_VALID, flying
+from outrider.models.loader import resolve_device
+from outrider.models.ranks.follow import follow
+from outrider.models.ranks.meet import meet
+from outrider.models.target import Target
+from outrider.record import Laps
+from outrider.request import SamplingParams
+
+CONTEXT, BLOCK = 1024, 16
+PROMPT = tuple(range(5, 21))
+
+
+def run(job: dict[str, Any]) -> None:
+    """Fields: shape, cards, device, tokens (of a reply), depth and tau (of guesses), buffer (bytes; None: enough)."""
+    began, cards = time.perf_counter(), job["cards"]
+    ranks = meet(cards, job["device"]) if cards > 1 else None
+    device = ranks.device if ranks else resolve_device(job["device"])
+    part = random_part(job["shape"], device, ranks)
+    number = ranks.number() if ranks else 0
+    if ranks is not None and not ranks.leads:
+        follow(ranks, {number: part})
+    target = random_target(part, device, ranks, number)
+    tell("made", seconds=time.perf_counter() - began, notes=target.notes, bytes_of_a_rank=target.nbytes)
+    limit = measure_bandwidth(device, job["buffer"], repeats=5).bytes_per_second
+    nbytes = read_bytes(job["shape"], 2 if part.dtype == "bfloat16" else 4)
+    least = nbytes / (limit * cards)
+    tell("limit", bytes_per_second=limit, cards=cards, bytes_of_a_pass=nbytes, milliseconds=least * 1e3)
+    plain = _plain(target, job["tokens"], least)
+    with tempfile.TemporaryDirectory() as room:
+        if job["depth"]:
+            _speculative(target, job, plain, Path(room) / "head")
+
+
+def tell(what: str, **figures: Any) -> None:
+    print(json.dumps({"what": what, **figures}), flush=True)
+
+
+def _plain(target: Target, tokens: int, least: float) -> float:
+    """Seconds a token."""
+    engine, params = _engine(target, drafter="none"), SamplingParams(max_tokens=tokens, ignore_eos=True)
+    seconds, delivered, cycles = _decoded(engine, params)
+    token = seconds / delivered
+    flown = sum(cycle.outline is not None for cycle in cycles) / len(cycles)
+    rate, share = 1 / token, least / token
+    tell("plain", milliseconds=token * 1e3, tokens_per_second=rate, share_of_limit=share, in_flight=flown)
+    outlines = {cycle.outline for cycle in cycles if cycle.outline is not None}
+    if outlines:  # what the device takes without the host
+        (parts,) = parts_of(engine, [PROMPT], params, sorted(outlines, key=str)[:1]).values()
+        tell("plain on the device", milliseconds=parts.device * 1e3, share_of_limit=least / parts.device)
+    return token
+
+
+def _speculative(target: Target, job: dict[str, Any], plain: float, folder: Path) -> None:
+    began = time.perf_counter()
+    engine = _engine(target, drafter="eagle3", drafter_model=str(write_eagle3(folder, target)), in_flight=2)
+    tell("head", seconds=time.perf_counter() - began)
+    params = SamplingParams(max_tokens=job["tokens"], ignore_eos=True)
+    with flying(engine, job["tau"], job["depth"]):
+        seconds, delivered, cycles = _decoded(engine, params)
+        token, cycle = seconds / delivered, seconds / len(cycles)
+        tell(
+            "speculative",
+            validity=NOT_VALID,
+            milliseconds=token * 1e3,
+            tokens_per_second=1 / token,
+            ratio=plain / token,
+            tau=delivered / len(cycles),
+            milliseconds_of_a_cycle=cycle * 1e3,
+            cycle_over_plain=cycle / plain,
+        )
+        outlines = {cycle.outline for cycle in cycles if cycle.outline is not None and cycle.outline.depth}
+        if outlines:
+            (parts,) = parts_of(engine, [PROMPT], params, sorted(outlines, key=str)[:1]).values()
+            draft, verify, whole = parts.draft * 1e3, parts.target * 1e3, parts.device * 1e3
+            tell("speculative on the device", draft=draft, target=verify, milliseconds_of_a_cycle=whole)
+
+
+def _engine(target: Target, **settings: Any) -> Engine:
+    slots = CONTEXT + 4 * BLOCK
+    fixed: dict[str, Any] = {"max_context": CONTEXT, "max_requests": 1, "num_slots": slots, "self_test": False}
+    return equip(EngineConfig(model=target.name, prefix_cache=False, **fixed, **settings), target, Laps())[0]
+
+
+def _decoded(engine: Engine, params: SamplingParams) -> tuple[float, int, list[Flew]]:
+    """Seconds and tokens of all decoding cycles of one reply, behind one that does not count, and the cycles."""
+    log = Log(engine)
+    answer(engine, [PROMPT], params)  # kernels are compiled, graphs captured
+    log.cycles()
+    answer(engine, [PROMPT], params, note=log.note)
+    cycles = log.cycles()
+    seconds = sum(cycle.record.seconds_total for cycle in cycles)
+    return seconds, sum(request.delivered for cycle in cycles for request in cycle.record.cycles), cycles
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        run(json.loads(Path(sys.argv[1]).read_text()))
