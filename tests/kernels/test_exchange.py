@@ -24,7 +24,7 @@ def ranks(request, monkeypatch):
     """Exchanges of that many ranks, with so little room that most take several launches."""
     monkeypatch.setattr(exchange, "BLOCK", BLOCK)
     monkeypatch.setattr(exchange, "ROOM", ROOM)
-    monkeypatch.setattr(exchange, "LOOKS", exchange.tl.constexpr(3))
+    monkeypatch.setattr(exchange, "LOOKS", 3)
     inboxes = tuple(torch.zeros(2, request.param, ROOM, dtype=torch.int64) for _ in range(request.param))
     return [Exchange(rank, inboxes, overlap=False, tries=1) for rank in range(request.param)]
 

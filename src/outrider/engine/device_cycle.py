@@ -39,9 +39,11 @@ class DeviceCycle:
         self._seats = seats
         # With other ranks a cycle can be captured where a graph may hold all that passes between devices; what the
         # others do for it is ordered at each replay. Elsewhere only passes are captured, each rank its own.
-        graphs = target.device.type == "cuda" and (target.lead is None or target.lead.ranks.can_be_captured)
-        ranks = target.lead.ranks if target.lead else None
-        self._graphs = CycleGraphs(target.kernels.graph_pool, ranks) if graphs else None
+        self._graphs = None
+        if target.device.type == "cuda":
+            ranks = target.lead.ranks if target.lead else None
+            if ranks is None or ranks.can_be_captured:
+                self._graphs = CycleGraphs(target.kernels.graph_pool, ranks)
 
     @property
     def note(self) -> str | None:

@@ -11,7 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
+from outrider.drafters.eagle3 import Eagle3
 from outrider.kernels import select
 from outrider.kernels.base import Kernels, Linear
 from outrider.measure.child import ChildError
@@ -139,20 +140,24 @@ def measure_shared(
         file.write_text(json.dumps(job))
         ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(cards), "-m"] if cards > 1 else []
         command = [sys.executable, "-m", *ranks, "outrider.measure.shared_run", str(file)]
-        with notes.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as ran:
-            assert ran.stdout is not None
-            clock = threading.Timer(PATIENCE, ran.kill)
-            clock.start()
-            for line in ran.stdout:
-                if line.startswith(b"{"):
-                    figures = json.loads(line)
-                    found[figures.pop("what")] = figures
-                    told(f"{shape}, {cards} cards: {line.decode().strip()}")
-            code = ran.wait()
-            clock.cancel()
-        if code:
+        with notes.open("w") as errors, subprocess.Popen(command, stdout=errors, stderr=errors) as ran:
+            until, is_over = time.monotonic() + PATIENCE, False
+            while not is_over:
+                time.sleep(0.2)
+                is_over = ran.poll() is not None or time.monotonic() > until
+                for figures in _written(file.with_suffix(".out"))[len(found) :]:
+                    told(f"{shape}, {cards} cards: {json.dumps(figures)}")
+                    found[figures["what"]] = figures
+            ran.terminate()  # `torchrun` ends its ranks then
+        if ran.returncode:
             raise ChildError(f"{shape} on {cards} cards: {notes.read_text()[-2000:]}")
     return found
+
+
+def _written(file: Path) -> list[dict[str, Any]]:
+    """All lines until now that are whole."""
+    lines = file.read_text().splitlines(keepends=True) if file.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 @torch.inference_mode()
@@ -183,6 +188,6 @@ def write_eagle3(folder: Path, target: Target) -> Path:
     tensors["tap_norms"] = torch.ones(TAPS, hidden, dtype=torch.bfloat16)
     tensors["kept_ids"] = torch.arange(words, dtype=torch.int32)
     taps = [round(i * (target.num_layers - 1) / (TAPS - 1)) for i in range(TAPS)]
-    config = {"drafter": "eagle3", "target": files.describe_target(target), "taps": taps}
+    config = {"drafter": Eagle3.name, "target": files.describe_target(target), "taps": taps}
     files.write(folder, config, tensors, {"weights": "random"}, "# random weights\n")
     return folder

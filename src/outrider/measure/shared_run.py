@@ -1,6 +1,6 @@
 """One rank of a measured shape: `python -m outrider.measure.shared_run JOB.json`, under `torchrun` if several share it.
 
-Rank 0 writes one line of JSON for every figure, as soon as it has it, so that a run that is cut off still tells.
+Rank 0 adds a line of JSON to JOB.out for every figure, as soon as it has it, so that a run that is cut off still tells.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from outrider.config import EngineConfig
+from outrider.drafters.eagle3 import Eagle3
 from outrider.engine.resolve import equip
 from outrider.engine.step import Engine
 from outrider.measure.bandwidth import measure_bandwidth
@@ -55,7 +56,8 @@ def run(job: dict[str, Any]) -> None:
 
 
 def tell(what: str, **figures: Any) -> None:
-    print(json.dumps({"what": what, **figures}), flush=True)
+    with Path(sys.argv[1]).with_suffix(".out").open("a") as out:
+        out.write(json.dumps({"what": what, **figures}) + "\n")
 
 
 def _plain(target: Target, tokens: int, least: float) -> float:
@@ -75,7 +77,7 @@ def _plain(target: Target, tokens: int, least: float) -> float:
 
 def _speculative(target: Target, job: dict[str, Any], plain: float, folder: Path) -> None:
     began = time.perf_counter()
-    engine = _engine(target, drafter="eagle3", drafter_model=str(write_eagle3(folder, target)), in_flight=2)
+    engine = _engine(target, drafter=Eagle3.name, drafter_model=str(write_eagle3(folder, target)), in_flight=2)
     tell("head", seconds=time.perf_counter() - began)
     params = SamplingParams(max_tokens=job["tokens"], ignore_eos=True)
     with flying(engine, job["tau"], job["depth"]):

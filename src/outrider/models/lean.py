@@ -86,10 +86,8 @@ class LeanModel:
         self.nbytes = sum(linear.nbytes for linear in linears) + own
         self.numerics = f"{in_words(linears)}, summed in float32 ({kernels.name} kernels)"
         self._rounds = all(linear.input_dtype == torch.bfloat16 for linear in linears)
-        # On a GPU the Python of a pass takes longer than its arithmetic.
-        self.graphs = (
-            PassGraphs(kernels.graph_pool, pads=ranks is not None) if self._norm.device.type == "cuda" else None
-        )
+        is_far = self._norm.device.type == "cuda"
+        self.graphs = PassGraphs(kernels.graph_pool, ranks is not None) if is_far else None
         self._records = kernels.record() is not None
         self._buffers = _Buffers()
         self._recordings: WeakKeyDictionary[Pages, dict[tuple[int, tuple[int, ...]], _Recording]] = WeakKeyDictionary()

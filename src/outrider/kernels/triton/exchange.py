@@ -29,7 +29,7 @@ PROGRAMS = 1024
 """Most of a launch: fewer than run at once, so that none waits for one that cannot start."""
 ROOM = BLOCK * PROGRAMS
 """Numbers of one exchange."""
-LOOKS = tl.constexpr(1 << 20)
+LOOKS = 1 << 20
 """At a word that is not there yet: one try, which is about a second."""
 ENDLESS = (1 << 31) - 1
 """Tries of whoever waits as long as it takes."""
@@ -65,6 +65,7 @@ class Exchange:
             "RANKS": len(inboxes),
             "BLOCK": BLOCK,
             "ROOM": ROOM,
+            "LOOKS": LOOKS,
             "IS_PLAIN": self.device.type == "cpu",
             "OVERLAP": overlap,
             "num_warps": WARPS,
@@ -134,13 +135,14 @@ def add_parts(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
+    LOOKS: tl.constexpr,
     IS_PLAIN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """out = ((to + p_0) + p_1) + ...: `size` float32 numbers, `values` being this rank's.
 
     counts: (PROGRAMS,) int32, of exchanges until now. inboxes: of every rank, (2, RANKS, ROOM) int64 each.
-    tries: after so many times LOOKS looks at a word that is not there yet, the result is wrong. IS_PLAIN: this is the
+    tries: after so many times LOOKS looks at a word that is not there yet the result is wrong. IS_PLAIN: this is the
     interpreter.
     """
     begin(OVERLAP)
@@ -153,7 +155,7 @@ def add_parts(
         if rank == RANK:
             total += number
         else:
-            bits = _receive(inboxes[RANK], rank, at, count, tries, RANKS, ROOM)
+            bits = _receive(inboxes[RANK], rank, at, count, tries, RANKS, ROOM, LOOKS)
             total += bits.to(tl.float32, bitcast=True)
     tl.store(out + at, total, mask=inside)
     tl.store(counts + tl.program_id(0), count)
@@ -175,6 +177,7 @@ def gather_parts(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOM: tl.constexpr,
+    LOOKS: tl.constexpr,
     IS_PLAIN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -193,7 +196,7 @@ def gather_parts(
     for rank in tl.static_range(RANKS):
         said = bits
         if rank != RANK:
-            said = _receive(inboxes[RANK], rank, at, count, tries, RANKS, ROOM)
+            said = _receive(inboxes[RANK], rank, at, count, tries, RANKS, ROOM, LOOKS)
         place = rank * part + column
         tl.store(out + row * whole + place, said, mask=inside & (place < whole))
     tl.store(counts + tl.program_id(0), count)
@@ -217,7 +220,7 @@ def _send(
 
 
 @triton.jit
-def _receive(inbox, rank, at, count, tries, RANKS: tl.constexpr, ROOM: tl.constexpr):
+def _receive(inbox, rank, at, count, tries, RANKS: tl.constexpr, ROOM: tl.constexpr, LOOKS: tl.constexpr):
     """What a rank sent to this program, once all of it is there: (BLOCK,) int32."""
     words_at = inbox + ((count & 1) * RANKS + rank) * ROOM + at
     words = tl.load(words_at, volatile=True)

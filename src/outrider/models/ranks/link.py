@@ -20,8 +20,8 @@ from outrider.errors import RankError
 if TYPE_CHECKING:
     from outrider.kernels.triton.exchange import Exchange
 
-PATIENCE = timedelta(seconds=60)
-"""For the others to open their memory."""
+PATIENCE = 60
+"""Seconds for the others to open their memory."""
 TRIES = 5
 """Of a first exchange, after which it is held to have failed."""
 Agree = Callable[[Exception | None], Exception | None]
@@ -86,7 +86,7 @@ def _opened(rank: int, size: int, own: Tensor) -> tuple[tuple[Tensor, ...], obje
 
     store: Any = dist.distributed_c10d._get_default_store()
     patience = store.timeout
-    store.set_timeout(PATIENCE)  # a rank that fails here would leave the others waiting
+    store.set_timeout(timedelta(seconds=PATIENCE))  # a rank that fails here would leave the others waiting
     try:
         handle = symmetric.rendezvous(own, dist.distributed_c10d._get_default_group())
     finally:
