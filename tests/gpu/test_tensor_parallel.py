@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-import outrider
 from outrider.measure.shared import measure_shared, read_bytes
-from tests.models.tiny import make_module, make_tokenizer
 from tests.ranks.processes import Job, start
 
 pytestmark = pytest.mark.gpu
-SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
 BAR, SHARE = 1.5, 0.7
 """Several cards against one, plain, at batch 1; of the joint read limit of a 70B shape: issue 7."""
+
+
+def shown(line: str) -> None:
+    print(line, flush=True)
 
 
 def needs(count: int) -> None:
     if torch.cuda.device_count() < count:
         pytest.skip(f"needs {count} GPUs")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    path: Path = tmp_path_factory.mktemp("tiny")
-    make_module("llama", torch.bfloat16, **SMALL, max_position_embeddings=600).save_pretrained(path)
-    make_tokenizer().save_pretrained(path)
-    return str(path)
-
-
-def verb(cards: int, *words: str) -> dict[str, Any]:
-    """The object that a verb ends in, run by so many processes."""
-    ours = [sys.executable, "-m"]
-    if cards > 1:
-        ours += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(cards), "-m"]
-    ran = subprocess.run(
-        [*ours, "outrider", *words, "--tensor-parallel", str(cards), "--device", "cuda", "--json"],
-        env={**os.environ, "PYTHONPATH": str(Path(outrider.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    print(ran.stderr[-2000:])
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -73,6 +40,18 @@ def test_ranks_on_gpus_keep_what_ranks_on_a_cpu_keep(tmp_path, size: int) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 4])
+def test_cycles_of_ranks_are_captured_whole_and_change_no_text(tmp_path, size: int) -> None:
+    needs(size)
+    job = start(tmp_path, size, "captured", DEVICE="cuda")
+    assert job.wait(300) == [0] * size, "\n".join(job.said(rank)[-3000:] for rank in range(size))
+    told = job.told("told")
+    shown(str(told))
+    assert told.pop("note") is None, "ranks do not reach each other's memory"
+    assert all(found["same"] for found in told.values())
+    assert all(found["graphs"] and found["note"] is None for found in told.values())
+
+
+@pytest.mark.parametrize("size", [2, 4])
 def test_a_killed_rank_ends_the_job_on_gpus(tmp_path, size: int) -> None:
     needs(size)
     job = start(tmp_path, size, "endless", DEVICE="cuda")
@@ -83,18 +62,6 @@ def test_a_killed_rank_ends_the_job_on_gpus(tmp_path, size: int) -> None:
     finally:
         job.stop()
     assert job.sentences(0) == [f"outrider: rank 1 of {size} is gone: the job ends here, start it again"]
-
-
-def test_an_8b_says_the_same_with_guesses_on_two_cards(folder: str) -> None:
-    needs(2)
-    words = ("check", folder, "--widen", "8b", "--raw", "--limit", "4", "--max-tokens", "64", "--max-context", "512")
-    found = verb(2, *words, "--drafter", "ngram", "--temperature", "0", "--temperature", "1")
-    assert found["compared"] > 0
-    assert found["differing"] == 0
-
-
-def shown(line: str) -> None:
-    print(line, flush=True)
 
 
 @pytest.mark.parametrize("cards", [2, 4])
@@ -108,6 +75,7 @@ def test_several_cards_against_one_for_an_8b(cards: int) -> None:
         f"8B shape, batch 1: plain {rates[0]:.1f} tokens/s on one card, {rates[1]:.1f} on {cards} "
         f"({rates[1] / rates[0]:.2f}x); speculative to plain {ratios[0]:.2f} and {ratios[1]:.2f}"
     )
+    assert all(figures["texts"]["differing"] == 0 for figures in found.values())
     assert rates[1] >= BAR * rates[0]
     assert ratios[1] >= 0.9 * ratios[0]
 

@@ -107,4 +107,4 @@ def test_what_did_not_come_is_not_waited_for_when_it_is_tried(ranks, normal):
 
 
 def test_only_what_is_not_too_long_is_carried(ranks):
-    assert [ranks[0].carries(count) for count in (0, 1, 8 * ROOM, 8 * ROOM + 1)] == [False, True, True, False]
+    assert [ranks[0].carries(count) for count in (0, 1, 16 * ROOM, 16 * ROOM + 1)] == [False, True, True, False]

@@ -22,6 +22,7 @@ def test_two_processes_are_measured_beside_one() -> None:
         settings = {"device": "cpu", "tokens": 12, "depth": 2, "tau": 2.0, "buffer": 1 << 20}
         found = measure_shared("tiny", cards, lines.append, **settings)
         assert {"made", "limit", "plain", "speculative"} <= set(found)
+        assert found["texts"] == {"what": "texts", "compared": 2, "differing": 0}
         assert found["speculative"]["tau"] == pytest.approx(2.0, abs=0.2)
         assert found["limit"]["bytes_of_a_pass"] == read_bytes("tiny", 4)
     assert len(lines) >= 10

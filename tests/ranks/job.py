@@ -288,6 +288,7 @@ def long_run(path: str, cycles: int) -> dict[str, Any]:
 def engine(folder: Path, ranks: Ranks, cycles: int) -> None:
     """Everything that holds while all is well."""
     write(folder, f"sums-{ranks.rank}", sums(ranks))
+    Ranks.can_be_captured = False  # type: ignore[assignment, method-assign]  # nothing is written down at a replay
     books = Books(folder / f"books-{ranks.rank}.txt", ranks.rank)
     if not ranks.leads:
         part.select = _unless_elsewhere(part.select)  # type: ignore[attr-defined]
@@ -321,6 +322,26 @@ def _unless_elsewhere(select: Any) -> Any:
     return chosen
 
 
+def captured(folder: Path, ranks: Ranks) -> None:
+    """Cycles in the air, on a GPU as one graph each, against plain texts in lockstep."""
+    if not ranks.leads:
+        LLM("nothing", tensor_parallel=size(), device=device())
+    path, fixed = model(folder, "llama"), {"num_slots": 2048, "self_test": False}
+    laws = [SamplingParams(max_tokens=24, ignore_eos=True, temperature=heat, seed=3) for heat in (0.0, 1.0)]
+    plain = opened(path, drafter="none", in_flight=0, **fixed)
+    expected = [result.token_ids for law in laws for result in plain.generate(PROMPTS, law)]
+    told: dict[str, Any] = {"note": ranks.note}
+    drafters = {"none": {}, "early_exit": {"exit_layers": 2, "width": 2}, "eagle3": {"width": 2}}
+    for drafter, settings in drafters.items():
+        trained = artefacts.settings(drafter, plain.engine.target)
+        llm = opened(path, drafter=drafter, in_flight=2, **fixed, **trained, **settings)
+        with llm.always_guessing(3, settings.get("width")):
+            said = [result.token_ids for law in laws for result in llm.generate(PROMPTS, law)]
+        pipeline = llm.engine.pipeline
+        told[drafter] = {"same": said == expected, "graphs": pipeline.num_captured, "note": pipeline.note}
+    write(folder, "told", told)
+
+
 def endless(folder: Path, ranks: Ranks) -> None:
     """Texts without end, until a rank is lost."""
     if not ranks.leads:
@@ -345,5 +366,5 @@ def run(folder: str, scenario: str, words: Sequence[Any]) -> None:
     torch.set_num_threads(1)
     Engine.strict = True
     ranks = meet(size(), device())
-    scenarios = {"engine": engine, "endless": endless, "idle": idle}
+    scenarios = {"engine": engine, "captured": captured, "endless": endless, "idle": idle}
     scenarios[scenario](Path(folder), ranks, *words)

@@ -9,6 +9,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from outrider.models.target import Target
 from outrider.record import Laps
 from outrider.request import SamplingParams
 
-CONTEXT, BLOCK = 1024, 16
+CONTEXT, BLOCK, MOST_ROWS = 1024, 16, 16
+"""One request, and no passes that it does not need: fewer kernels are to be compiled."""
 PROMPT = tuple(range(5, 21))
 
 
@@ -49,10 +51,16 @@ def run(job: dict[str, Any]) -> None:
     nbytes = read_bytes(job["shape"], 2 if part.dtype == "bfloat16" else 4)
     least = nbytes / (limit * cards)
     tell("limit", bytes_per_second=limit, cards=cards, bytes_of_a_pass=nbytes, milliseconds=least * 1e3)
-    plain = _plain(target, job["tokens"], least)
-    with tempfile.TemporaryDirectory() as room:
-        if job["depth"]:
-            _speculative(target, job, plain, Path(room) / "head")
+    params = SamplingParams(max_tokens=job["tokens"], ignore_eos=True)
+    engine, cycles, token = _plain(target, params, least)
+    if job["depth"]:
+        with tempfile.TemporaryDirectory() as room:
+            guessing = _guessing(target, Path(room) / "head")
+        with flying(guessing, job["tau"], job["depth"]):
+            chains = _speculative(guessing, params, token)
+            _parts(guessing, params, chains, "speculative")
+        _same(engine, guessing, job["depth"])
+    _parts(engine, params, cycles, "plain")  # behind all else: these need more of the engine than a user does
 
 
 def tell(what: str, **figures: Any) -> None:
@@ -60,50 +68,66 @@ def tell(what: str, **figures: Any) -> None:
         out.write(json.dumps({"what": what, **figures}) + "\n")
 
 
-def _plain(target: Target, tokens: int, least: float) -> float:
-    """Seconds a token."""
-    engine, params = _engine(target, drafter="none"), SamplingParams(max_tokens=tokens, ignore_eos=True)
+def _plain(target: Target, params: SamplingParams, least: float) -> tuple[Engine, list[Flew], float]:
+    """The last is seconds a token."""
+    engine = _engine(target, drafter="none")
     seconds, delivered, cycles = _decoded(engine, params)
     token = seconds / delivered
     flown = sum(cycle.outline is not None for cycle in cycles) / len(cycles)
     rate, share = 1 / token, least / token
     tell("plain", milliseconds=token * 1e3, tokens_per_second=rate, share_of_limit=share, in_flight=flown)
-    outlines = {cycle.outline for cycle in cycles if cycle.outline is not None}
-    if outlines:  # what the device takes without the host
-        (parts,) = parts_of(engine, [PROMPT], params, sorted(outlines, key=str)[:1]).values()
-        tell("plain on the device", milliseconds=parts.device * 1e3, share_of_limit=least / parts.device)
-    return token
+    return engine, cycles, token
 
 
-def _speculative(target: Target, job: dict[str, Any], plain: float, folder: Path) -> None:
+def _guessing(target: Target, folder: Path) -> Engine:
     began = time.perf_counter()
     engine = _engine(target, drafter=Eagle3.name, drafter_model=str(write_eagle3(folder, target)), in_flight=2)
     tell("head", seconds=time.perf_counter() - began)
-    params = SamplingParams(max_tokens=job["tokens"], ignore_eos=True)
-    with flying(engine, job["tau"], job["depth"]):
-        seconds, delivered, cycles = _decoded(engine, params)
-        token, cycle = seconds / delivered, seconds / len(cycles)
-        tell(
-            "speculative",
-            validity=NOT_VALID,
-            milliseconds=token * 1e3,
-            tokens_per_second=1 / token,
-            ratio=plain / token,
-            tau=delivered / len(cycles),
-            milliseconds_of_a_cycle=cycle * 1e3,
-            cycle_over_plain=cycle / plain,
-        )
-        outlines = {cycle.outline for cycle in cycles if cycle.outline is not None and cycle.outline.depth}
-        if outlines:
-            (parts,) = parts_of(engine, [PROMPT], params, sorted(outlines, key=str)[:1]).values()
-            draft, verify, whole = parts.draft * 1e3, parts.target * 1e3, parts.device * 1e3
-            tell("speculative on the device", draft=draft, target=verify, milliseconds_of_a_cycle=whole)
+    return engine
+
+
+def _speculative(engine: Engine, params: SamplingParams, plain: float) -> list[Flew]:
+    """plain: seconds a token."""
+    seconds, delivered, cycles = _decoded(engine, params)
+    token, cycle = seconds / delivered, seconds / len(cycles)
+    tell(
+        "speculative",
+        validity=NOT_VALID,
+        milliseconds=token * 1e3,
+        tokens_per_second=1 / token,
+        ratio=plain / token,
+        tau=delivered / len(cycles),
+        milliseconds_of_a_cycle=cycle * 1e3,
+        cycle_over_plain=cycle / plain,
+    )
+    return cycles
+
+
+def _same(plain: Engine, guessing: Engine, depth: int) -> None:
+    """Whether texts are the same with guesses and without; a head of random weights is seldom right."""
+    said: list[list[list[int]]] = []
+    with guessing.always_guessing(depth, 1):
+        for engine in (plain, guessing):
+            laws = [SamplingParams(max_tokens=32, ignore_eos=True, temperature=heat, seed=1) for heat in (0.0, 1.0)]
+            said.append([list(answer(engine, [PROMPT], law)[0].output) for law in laws])
+    tell("texts", compared=len(said[0]), differing=sum(a != b for a, b in zip(*said, strict=True)))
+
+
+def _parts(engine: Engine, params: SamplingParams, cycles: list[Flew], what: str) -> None:
+    """What the device takes for such a cycle without the host, and for its halves alone."""
+    outlines = Counter(cycle.outline for cycle in cycles if cycle.outline is not None).most_common(1)
+    for outline, _ in outlines:
+        (parts,) = parts_of(engine, [PROMPT], params, [outline]).values()
+        whole = parts.device * 1e3
+        tell(f"{what} on the device", milliseconds=whole, draft=parts.draft * 1e3, target=parts.target * 1e3)
 
 
 def _engine(target: Target, **settings: Any) -> Engine:
     slots = CONTEXT + 4 * BLOCK
-    fixed: dict[str, Any] = {"max_context": CONTEXT, "max_requests": 1, "num_slots": slots, "self_test": False}
-    return equip(EngineConfig(model=target.name, prefix_cache=False, **fixed, **settings), target, Laps())[0]
+    fixed: dict[str, Any] = {"max_context": CONTEXT, "max_requests": 1, "num_slots": slots, "max_rows": MOST_ROWS}
+    return equip(
+        EngineConfig(model=target.name, prefix_cache=False, self_test=False, **fixed, **settings), target, Laps()
+    )[0]
 
 
 def _decoded(engine: Engine, params: SamplingParams) -> tuple[float, int, list[Flew]]:

@@ -34,7 +34,7 @@ LOOKS = 1 << 20
 ENDLESS = (1 << 31) - 1
 """Tries of whoever waits as long as it takes."""
 
-MOST_LAUNCHES = 8
+MOST_LAUNCHES = 16
 """Of one sum or one gathering: more are left to a library."""
 
 _NUMBERS = ["first", "size", "own", "part", "whole", "tries"]

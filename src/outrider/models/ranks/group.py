@@ -46,7 +46,7 @@ class Ranks:
         self._told = b""  # whole numbers that came with the last order
         self._kept: list[bytes] | None = None  # orders of what is being captured
         self._exchange, self.note = connect(rank, size, device, self.agree)
-        self.add(torch.zeros(1, 1, device=device), torch.zeros(1, 1, device=device))  # libraries set up what they need
+        self._all(torch.zeros(1, 1, device=device))  # the library sets up what it needs for what is left to it
 
     @property
     def leads(self) -> bool:

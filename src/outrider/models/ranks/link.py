@@ -68,6 +68,7 @@ def _refuse(rank: int, size: int, device: torch.device) -> None:
 def _own(size: int, device: torch.device) -> Tensor:
     """This rank's inbox, of zeros."""
     os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    os.environ.setdefault("TORCH_SYMMMEM_IMPLICIT_POOL", "0")  # an allocation of its own, which begins where it lies
     import torch.distributed._symmetric_memory as symmetric  # no public name yet (2.13)
 
     from outrider.kernels.triton.exchange import ROOM
