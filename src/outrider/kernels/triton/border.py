@@ -41,11 +41,16 @@ def measure(
         weight = tl.load(weights + row * vocab_size + token, mask=inside, other=float("-inf"))
         depth = _depth(weight, top, tl.load(factors + row * 4))
         mass = tl.where(inside, _mass(depth), 0)
+        least = tl.min(tl.where(inside, depth, float("inf")))  # the rungs above it hold nothing of this block
         at = (row * num_blocks + block) * RUNGS
         for rung in tl.static_range(RUNGS):
-            below = inside & ((depth <= rung + 1.0) | (rung == RUNGS - 1))
-            tl.store(masses + at + rung, tl.sum(tl.where(below, mass, 0)))
-            tl.store(counts + at + rung, tl.sum(below.to(tl.int32)).to(tl.int64))
+            if (least <= rung + 1.0) | (rung == RUNGS - 1):
+                below = inside & ((depth <= rung + 1.0) | (rung == RUNGS - 1))
+                tl.store(masses + at + rung, tl.sum(tl.where(below, mass, 0)))
+                tl.store(counts + at + rung, tl.sum(below.to(tl.int32)).to(tl.int64))
+            else:
+                tl.store(masses + at + rung, tl.zeros((), tl.int64))
+                tl.store(counts + at + rung, tl.zeros((), tl.int64))
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_ARRAYS)
@@ -153,18 +158,32 @@ def border(
         above, need, num = tl.load(above_of + row), tl.load(need_of + row), tl.load(num_of + row)
         base, ids = weights + row * vocab_size, window + row * vocab_size
         low, high, start = need * 0 + 4294967296, need * 0 - 1, num * 0
-        while start < num:
+        if num <= CHUNK:  # nearly always: the tokens are read once
             weight, _, inside = _window(base, ids, start, num, CHUNK)
-            key = _key(weight)
+            key = tl.where(inside, _key(weight), -1)
+            share = inside.to(tl.int64)
+            if not COUNTS:
+                share = tl.where(inside, _mass(_depth(weight, top, heat)), 0)
             low = tl.minimum(low, tl.min(tl.where(inside, key, 4294967296)))
-            high = tl.maximum(high, tl.max(tl.where(inside, key, -1)))
-            start += CHUNK
-        while low < high:
-            middle = low + (high - low + 1) // 2
-            if above + _down_to(base, ids, num, middle, top, heat, COUNTS, CHUNK) >= need:
-                low = middle
-            else:
-                high = middle - 1
+            high = tl.maximum(high, tl.max(key))
+            while low < high:
+                middle = low + (high - low + 1) // 2
+                reached = above + tl.sum(tl.where(key >= middle, share, 0)) >= need
+                low = tl.where(reached, middle, low)
+                high = tl.where(reached, high, middle - 1)
+        else:
+            while start < num:
+                weight, _, inside = _window(base, ids, start, num, CHUNK)
+                key = _key(weight)
+                low = tl.minimum(low, tl.min(tl.where(inside, key, 4294967296)))
+                high = tl.maximum(high, tl.max(tl.where(inside, key, -1)))
+                start += CHUNK
+            while low < high:
+                middle = low + (high - low + 1) // 2
+                if above + _down_to(base, ids, num, middle, top, heat, COUNTS, CHUNK) >= need:
+                    low = middle
+                else:
+                    high = middle - 1
         if COUNTS:
             mass = _down_to(base, ids, num, low, top, heat, False, CHUNK)
             tl.store(top_keys + row, low)
