@@ -31,26 +31,30 @@ def measure(
     TOKENS: tl.constexpr,
     BLOCKS: tl.constexpr,
     RUNGS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
-    """Of one block: mass and number of the tokens down to each rung."""
+    """Of one block: mass and number of the tokens down to each rung.
+
+    SLICE: no more than 512, of which the masses, up to 2^43 each, and the count fit into one number of 63 bits.
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     has_nan, top = _top(maxima, row, num_blocks, BLOCKS)
     if (has_nan == 0) & ((tl.load(bounds + row * 2) < 1.0) | (tl.load(tops + row) > 0)):
-        token = block * TOKENS + tl.arange(0, TOKENS)
+        slices, lane = tl.arange(0, TOKENS // SLICE)[:, None], tl.arange(0, SLICE)[None, :]
+        token = block * TOKENS + slices * SLICE + lane
         inside = token < vocab_size
         weight = tl.load(weights + row * vocab_size + token, mask=inside, other=float("-inf"))
         depth = _depth(weight, top, tl.load(factors + row * 4))
-        mass = tl.where(inside, _mass(depth), 0)
-        least = tl.min(tl.where(inside, depth, float("inf")))  # the rungs above it hold nothing of this block
+        both = tl.where(inside, _mass(depth) * (2 * SLICE) + 1, 0)  # a mass, and one of a count, in one sum
+        least = tl.min(tl.min(tl.where(inside, depth, float("inf")), 1), 0)
         at = (row * num_blocks + block) * RUNGS
         for rung in tl.static_range(RUNGS):
-            if (least <= rung + 1.0) | (rung == RUNGS - 1):
-                below = inside & ((depth <= rung + 1.0) | (rung == RUNGS - 1))
-                tl.store(masses + at + rung, tl.sum(tl.where(below, mass, 0)))
-                tl.store(counts + at + rung, tl.sum(below.to(tl.int32)).to(tl.int64))
-            else:
-                tl.store(masses + at + rung, tl.zeros((), tl.int64))
-                tl.store(counts + at + rung, tl.zeros((), tl.int64))
+            mass, count = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
+            if (least <= rung + 1.0) | (rung == RUNGS - 1):  # the rungs above hold nothing of this block
+                found = tl.sum(tl.where((depth <= rung + 1.0) | (rung == RUNGS - 1), both, 0), 1)
+                mass, count = tl.sum(found // (2 * SLICE), 0), tl.sum(found % (2 * SLICE), 0)
+            tl.store(masses + at + rung, mass)
+            tl.store(counts + at + rung, count)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_ARRAYS)

@@ -18,9 +18,11 @@ TOKENS = 1024
 """Tokens of a block."""
 LANES = 16
 """Programs that share a row where each first reads what was found in all its blocks."""
-CHUNK = 2048
+CHUNK = 8192
 """Tokens between two rungs that are looked at together."""
-MEASURING, HALVING = 4, 8
+SLICE = 512
+"""Tokens whose masses and count are summed as one number."""
+MEASURING, HALVING = 4, 16
 """Warps of the programs that measure a block, and of those that look for a row's border."""
 RUNGS = 16
 """One for each nat below the top; below the last but one lies all the rest."""
@@ -61,7 +63,9 @@ def warp_rows(logits: Tensor, warps: Warps) -> Tensor:
         if steps.cuts_top or steps.cuts_mass:
             ladder = torch.empty(2, num_rows, num_blocks, RUNGS, dtype=torch.int64, device=device)
             window = torch.empty(num_rows, vocab_size, dtype=torch.int32, device=device)
-            measure[(num_rows, num_blocks)](*given, *ladder, *numbers, RUNGS=RUNGS, num_warps=MEASURING, **shape)
+            measure[(num_rows, num_blocks)](
+                *given, *ladder, *numbers, RUNGS=RUNGS, SLICE=SLICE, num_warps=MEASURING, **shape
+            )
             for counts in (True,) * steps.cuts_top + (False,) * steps.cuts_mass:
                 placed = window, *state[:4]
                 gather[(num_rows, lanes)](
