@@ -166,12 +166,14 @@ class LLM:
         finally:
             self._drop([request for _, request, _ in running.values()])
 
-    def always_guessing(self, depth: int = 4, width: int | None = None) -> AbstractContextManager[None]:
+    def always_guessing(
+        self, depth: int = 4, width: int | None = None, apart: bool = False
+    ) -> AbstractContextManager[None]:
         """For tests and measurements: within this block every decode pass guesses, whether that pays or not.
 
-        width: most children of one node (None: as many as the engine has).
+        width: most children of one node (None: as many as the engine has). apart: control learns nothing from it.
         """
-        return self.engine.always_guessing(depth, width)
+        return self.engine.always_guessing(depth, width, apart)
 
     def encode(self, prompt: Prompt, raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Token ids of a prompt, as `Prompts.encode`.
