@@ -168,16 +168,18 @@ class LLM:
         finally:
             self._drop([request for _, request, _ in running.values()])
 
-    def always_guessing(self, depth: int | None = None, width: int | None = None) -> AbstractContextManager[None]:
+    def always_guessing(
+        self, depth: int | None = None, width: int | None = None, apart: bool = False
+    ) -> AbstractContextManager[None]:
         """For tests and measurements: within this block every decode pass guesses, whether that pays or not.
 
         depth: levels of each guess (None: the engine's own where it is not adaptive, else 4). width: most children of
-        one node (None: as many as the engine has).
+        one node (None: as many as the engine has). apart: control learns nothing from it.
         """
         control = self.engine.control
         if depth is None:
             depth = LEVELS if control.adaptive else control.depth
-        return self.engine.always_guessing(depth, width)
+        return self.engine.always_guessing(depth, width, apart)
 
     def encode(self, prompt: Prompt, raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Token ids of a prompt, as `Prompts.encode`.

@@ -141,7 +141,7 @@ class Pipeline:
         for request in over:
             assert request.finish_reason is not None
             engine._finish(request, request.finish_reason)
-        engine.control.learn(record)
+        record = engine.control.learn(record)
         for request in over:
             engine._forget(request)
         self.vacate()
