@@ -27,6 +27,8 @@ Ask = tuple[Any, Prompt, SamplingParams]
 """A request to come: a tag that its results carry, its prompt and its params."""
 Watch = Callable[[Sequence[Emission], Record], None]
 """Is told of every pass, as soon as it is over: what it delivered, and its record."""
+LEVELS = 4
+"""Of guesses that are made in every cycle, where control may choose any depth."""
 
 
 def _checked(params: Any) -> SamplingParams:
@@ -166,12 +168,18 @@ class LLM:
         finally:
             self._drop([request for _, request, _ in running.values()])
 
-    def always_guessing(self, depth: int = 4, width: int | None = None) -> AbstractContextManager[None]:
+    def always_guessing(
+        self, depth: int | None = None, width: int | None = None, apart: bool = False
+    ) -> AbstractContextManager[None]:
         """For tests and measurements: within this block every decode pass guesses, whether that pays or not.
 
-        width: most children of one node (None: as many as the engine has).
+        depth: levels of each guess (None: the engine's own where it is not adaptive, else 4). width: most children of
+        one node (None: as many as the engine has). apart: control learns nothing from it.
         """
-        return self.engine.always_guessing(depth, width)
+        control = self.engine.control
+        if depth is None:
+            depth = LEVELS if control.adaptive else control.depth
+        return self.engine.always_guessing(depth, width, apart)
 
     def encode(self, prompt: Prompt, raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Token ids of a prompt, as `Prompts.encode`.

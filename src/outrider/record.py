@@ -108,6 +108,8 @@ class Record:
         saving: of all its requests together; None where there is no drafter, or nobody decoded.
         seconds_books: part of the total that guessing costs even where nobody guesses: grades, budgets, and what the
             drafter looks at.
+        seconds_expected: what the total should have been by the prices that were known before the cycle, with the rows,
+            levels and reading that it had; None where prompts were read, or nobody decoded.
     """
 
     rows: int
@@ -121,6 +123,7 @@ class Record:
     overlaps: bool = False
     saving: Saving | None = None
     seconds_books: float = 0.0
+    seconds_expected: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class FakeLLM:
             rows,
         )
 
-    def always_guessing(self, depth: int = 4, width: int | None = None) -> Any:
+    def always_guessing(self, depth: int = 4, width: int | None = None, apart: bool = False) -> Any:
         return nullcontext()
 
     def generate(self, prompts: Any, params: Any = None, raw: bool = False, watch: Any = None) -> list[FakeResult]:

@@ -10,8 +10,8 @@ import pytest
 from tests.server.tiny_chat import save_tiny_chat
 
 WORDS = ("--drafter", "ngram", "--temperature", "0", "--temperature", "1", "--concurrency", "1", "--concurrency", "2",
-         "--fixed-depth", "1", "--fixed-depth", "3", "--max-tokens", "16", "--num-slots", "512", "--no-self-test",
-         "--threads", "1")  # fmt: skip
+         "--fixed-depth", "1", "--fixed-depth", "3", "--rival", "none", "--max-tokens", "16", "--num-slots", "512",
+         "--no-self-test", "--threads", "1")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_a_report_of_all_axes(asked, run, tmp_path):
     page, text = ((tmp_path / "out" / f"bench.{ending}").read_text() for ending in ("html", "md"))
 
     cells = [(row["temperature"], row["together"], (row["shape"] or {}).get("depth")) for row in report["speed"]]
-    each = [(1, None), (2, None), (1, 1), (1, 3)]
+    each = [(together, depth) for together in (1, 2) for depth in (None, 1, 3, None)]
     assert cells == [(t, together, depth) for t in (0.0, 1.0) for together, depth in each]
     for row in report["speed"]:
         for side in (row["overall"], row["plain"]):
@@ -50,18 +50,23 @@ def test_a_report_of_all_axes(asked, run, tmp_path):
         assert whole["interval"][0] <= whole["ratio_to_plain"] <= whole["interval"][1]
         assert row["speed"]["a"]["failed"] == 0
         assert row["plain"]["tau"] == row["plain"]["ratio_to_plain"] == 1
-        assert whole["estimated"]["low"] <= whole["estimated"]["ratio"] <= whole["estimated"]["high"]
+        if row["drafter"] == "ngram":
+            assert whole["estimated"]["low"] <= whole["estimated"]["ratio"] <= whole["estimated"]["high"]
+        assert 0 < whole["price_misses"]["all"]["cycles"] <= whole["parts"]["passes"]
     assert all("too|long" in f["prompt"].split(", ") for f in report["failures"])
-    assert {f["who"] for f in report["failures"]} == {"ngram", "plain"}
+    assert {f["who"] for f in report["failures"]} == {"ngram", "none", "plain"}
+    found = [(cell["task"], cell["temperature"], cell["together"], cell["runs"]) for cell in report["cells"]]
+    runs = {("a", 1): 5, ("b", 1): 5, ("a", 2): 3, ("b", 2): 2}  # of the second task one block has no answer
+    assert found == [(task, t, n, runs[task, n]) for t in (0.0, 1.0) for n in (1, 2) for task in ("a", "b")]
     assert [(t["temperature"], len(t["points"])) for t in report["theory"]] == [(0.0, 6), (1.0, 6)]
 
     first = report["speed"][0]["overall"]
     low, high = first["interval"]
     assert f"| {first['ratio_to_plain']:.2f} ({low:.2f} to {high:.2f}) |" in text
-    assert "| too\\|long | ngram, plain | the prompt has" in text
+    assert "| too\\|long | ngram, plain, none | the prompt has" in text
     assert "too|long" in page
-    for heading in ("Failed", "Speed", "Depth: theory and measurement", "Acceptance by position", "Latency",
-                    "Where the time goes", "Memory as planned, MiB"):  # fmt: skip
+    for heading in ("Failed", "Speed", "Never slower", "Depth: theory and measurement", "Acceptance by position",
+                    "Latency", "Where the time goes", "Prices foretold", "Memory as planned, MiB"):  # fmt: skip
         assert f"## {heading}\n" in text
         assert f"<h2>{heading}</h2>" in page
     captions = re.findall(r"<figcaption>([^<]*)", page)
@@ -92,6 +97,8 @@ def test_wrong_options_are_refused(run, tmp_path):
     for words, said in (
         (["--fixed-depth", "9", "--depth", "4"], "fixed_depth=9 is more than depth=4"),
         (["--against", "float32", "--temperature", "1"], "against is greedy"),
+        (["--rival", "ngram"], "give --fixed-depth"),
+        (["--rival", "none", "--drafter", "ngram,suffix"], "rival is for one drafter"),
         (["--out", str(tmp_path / "file")], "cannot be a folder"),
         (["--temperature", "-1"], "temperature=-1"),
     ):

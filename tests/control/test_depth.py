@@ -41,6 +41,21 @@ def simulate(table: dict[int, float], rate: float, draft_level: float, cycles: i
     return (tokens / seconds) / (count / truth.seconds(count))
 
 
+def test_what_a_cycle_takes_is_told_from_what_was_known_before_it() -> None:
+    """By hand: a pass of one row, and 3 ms around it; then of three rows, and 2 ms of guessing."""
+    control = Control(PassCost(FLAT), depth=None, width=1)
+    plain, guess = RequestCycle(0, 0, 0, 1), RequestCycle(0, 2, 2, 1, asked=True)
+    first = control.learn(Record(1, 0, (plain,), 1e-3, 10e-3, 2e-3, 13e-3))
+    assert first.seconds_expected == pytest.approx(10e-3)
+    assert control.learn(Record(1, 0, (plain,), 1e-3, 10e-3, 2e-3, 13e-3)).seconds_expected == pytest.approx(13e-3)
+    assert control.learn(Record(3, 0, (guess,), 3e-3, 10.35e-3, 2e-3, 0.1)).seconds_expected == pytest.approx(13.35e-3)
+    assert control.learn(Record(3, 0, (guess,), 3e-3, 10.35e-3, 2e-3, 0.1)).seconds_expected == pytest.approx(15.35e-3)
+    for record in (Record(9, 8, (plain,), 0, 0.1, 0, 0.1), Record(8, 8, (), 0, 0.1, 0, 0.1)):
+        assert control.learn(record).seconds_expected is None
+    in_flight = Record(1, 0, (plain,), 0, 0, 0, 14e-3, overlaps=True)  # of which nobody knows the parts
+    assert [control.learn(in_flight).seconds_expected for _ in range(2)] == pytest.approx([10e-3, 14e-3], rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("table", "rate", "draft_level", "least"),
     [

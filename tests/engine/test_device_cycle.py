@@ -15,6 +15,7 @@ from outrider.request import SamplingParams
 from tests import artefacts, toy
 from tests.engine.test_pipeline import ON_DEVICE, flown, tallies
 from tests.engine.test_same_text import plain_text, prompts
+from tests.kernels.conftest import make_triton
 from tests.models.tiny import make_module, make_target, make_tokenizer
 
 PROMPTS = [(5, 6, 7), (9, 8, 7, 6, 5), tuple(range(10, 30))]
@@ -109,7 +110,7 @@ def folder(tmp_path_factory) -> str:
     return str(path)
 
 
-def said(folder: str, drafter: str, in_flight: int, prompts=PROMPTS, max_tokens: int = 24, **own) -> list[tuple]:
+def said(folder: str, drafter: str, in_flight: int, prompts=PROMPTS, max_tokens: int = 24, law=None, **own):
     """What real layers say at T = 1 and T = 0, every cycle guessing three levels, and how the guesses fared."""
     settings = artefacts.settings(drafter, make_target(make_module("llama"))) if drafter != "none" else {}
     own = {"self_test": False, **settings, **own}
@@ -118,7 +119,7 @@ def said(folder: str, drafter: str, in_flight: int, prompts=PROMPTS, max_tokens:
     assert llm.resolved.in_flight == in_flight
     cycles = flown(llm.engine) if in_flight else [1]
     heat = (1.0, 0.0, 1.0)[: len(prompts)]
-    params = [SamplingParams(max_tokens=max_tokens, temperature=t, seed=5, ignore_eos=True) for t in heat]
+    params = [SamplingParams(max_tokens=max_tokens, temperature=t, seed=5, ignore_eos=True, **law or {}) for t in heat]
     results = llm.generate(prompts, params, raw=True)
     assert cycles
     return [(r.token_ids, r.tally.accepted if own.get("width", 1) == 1 else None) for r in results]
@@ -130,9 +131,15 @@ def test_real_layers_say_and_guess_the_same(folder, drafter, width):
     assert said(folder, drafter, 0, width=width) == said(folder, drafter, 2, width=width)
 
 
+LAW = {"top_p": 0.9, "top_k": 40, "min_p": 0.01, "repetition_penalty": 1.3, "presence_penalty": 0.2}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("drafter", "width"), [("eagle3", 3), ("small_model", 1)])
-def test_on_tritons_kernels_too(folder, drafter, width):
-    """By the interpreter: the draw, the walk, the compaction, ranks, places and sprouts of a cycle are the device's."""
-    own = {"width": width, "kernels": "triton", "prompts": PROMPTS[:1], "max_tokens": 4, "dtype": "float32"}
+@pytest.mark.parametrize(
+    ("drafter", "width", "law"), [("eagle3", 3, None), ("small_model", 1, None), ("block", 3, LAW)]
+)
+def test_on_tritons_kernels_too(folder, drafter, width, law):
+    """By the interpreter: all verbs of a cycle, warping among them, are the device's."""
+    make_triton()  # which mends the interpreter
+    own = {"width": width, "kernels": "triton", "prompts": PROMPTS[:1], "max_tokens": 4, "dtype": "float32", "law": law}
     assert said(folder, drafter, 0, **own) == said(folder, drafter, 2, **own)

@@ -26,7 +26,7 @@ from outrider.kernels.tree import PageTable, Trees
 from outrider.kernels.triton import TritonKernels, linear
 from outrider.kernels.triton.exchange import ROOM, Exchange
 from outrider.kernels.triton.offline import only_compile
-from outrider.kernels.warps import Warps
+from outrider.kernels.warps import Steps, Warps
 
 META = torch.device("meta")
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -160,10 +160,10 @@ def main() -> None:
         kernels.draw(floats(rows, 128256), *keyed)
         kernels.rank(floats(rows, 128256), 33, *keyed)
         kernels.rank(floats(rows, 32000), 9, *keyed, longs(32000))
-    for cuts in ((False, False, False), (True, True, True)):
+    for steps in (Steps(), Steps(True, True, True, True)):
         edits = ints(64), ints(64, 4), ints(64), floats(64), floats(64, 4), floats(64, 2, dtype=torch.float64), ints(64)
         masks = longs(64, 2), floats(1, 16032, dtype=torch.uint8), ints(64)
-        kernels.warp(floats(64, 128256), Warps(*edits, *masks, *cuts))
+        kernels.warp(floats(64, 128256), Warps(steps, *edits, *masks))
     standing = Standing(longs(2), longs(2), ints(2, 64), 16)
     for depth, are_known in ((1, True), (1, False), (8, False)):
         rows = Relative(longs(2, 9), longs(1, 9).expand(2, -1), longs(2, 9), longs(2, 9, depth), longs(2), are_known)

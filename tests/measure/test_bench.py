@@ -9,7 +9,7 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError
 from outrider.measure.bench import PLAIN, Figures, bench, blocks_of
-from outrider.measure.contenders import Parts, Run, ours
+from outrider.measure.contenders import Parts, Run, fixed, ours
 from outrider.measure.intervals import LEAST, median, percentiles
 from outrider.measure.prompts import Prompt
 from outrider.measure.theory import Seen, acceptance, expected_tokens, predict, rows_free, rows_priced
@@ -134,6 +134,12 @@ def test_an_engine_is_timed_from_prompt_to_last_token(tmp_path):
     assert sum(run.gaps) == pytest.approx(sum(19 * value for value in run.between))
     assert parts.delivered <= 38
     assert run.context == (6 + 5 + 20) // 2
+    assert sum(map(len, run.misses)) == parts.passes
+    assert len(run.misses[True]) > 0
+    before = llm.engine.control.prices.to_json()
+    other = fixed(llm, ours(llm, SamplingParams(ignore_eos=True)), 2, 1)(asked, 20)
+    assert other.tally.drafted <= 2 * other.tally.cycles
+    assert llm.engine.control.prices.to_json() == before
     assert "no id of this model" in ours(llm, SamplingParams())([Prompt("c", (10**6,))], 5).error
 
 

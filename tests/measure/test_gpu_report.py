@@ -259,6 +259,26 @@ def test_a_peer_that_fails_or_is_not_there_is_told_of(monkeypatch):
     assert found.error == "vLLM is not installed here"
 
 
+def test_a_peer_is_ready_for_its_longest_prompt_before_it_is_timed(monkeypatch):
+    module, asked = make_module("llama"), []
+
+    def generate(input_ids, max_new_tokens, **given):
+        asked.append((input_ids.shape[1], max_new_tokens))
+        return torch.zeros(1, input_ids.shape[1] + max_new_tokens)
+
+    monkeypatch.setattr(module, "generate", generate)
+    prompts = [(1, 2), (1, 2, 3, 4), (1, 2, 3)]
+    assert [peer.tokens for peer in peers.transformers_peers(module, prompts, 5, str)] == [15] * 3
+    timed = [(len(prompt), tokens) for tokens in (5, 1) for prompt in prompts]
+    assert asked == [(4, 5), (2, 5), *timed] * 3
+
+
+def test_what_a_peer_decodes_is_told_without_its_reading():
+    found = peers.Peer.of("one", (40, 2.5), (4, 0.5))
+    assert (found.tokens_per_second, found.decoding) == (16, 18)
+    assert peers.Peer.of("noise", (40, 2.5), (4, 2.6)).decoding is None
+
+
 @pytest.mark.parametrize(
     ("body", "error"),
     [

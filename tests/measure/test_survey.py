@@ -6,7 +6,8 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.measure.prompts import Prompt, read_prompts
-from outrider.measure.survey import Row, Shape, Variant, by_task, measure_acceptance, measure_speed
+from outrider.measure.speed import measure_speed
+from outrider.measure.survey import Row, Shape, Variant, by_task, measure_acceptance
 from outrider.record import Tally
 from outrider.request import SamplingParams
 from tests.cli.fakes import FakeLLM

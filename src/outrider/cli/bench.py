@@ -45,8 +45,16 @@ def bench(
             metavar="N",
             min=1,
             max=DEEPEST,
-            help="Also chains of exactly N guesses in every cycle, one prompt at once, beside what theory predicts; "
-            "may be repeated.",
+            help="Also chains of exactly N guesses in every cycle, in the same turns, beside what theory predicts of "
+            "one prompt at once; may be repeated.",
+        ),
+    ] = None,
+    rival: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of one drafter: also this one's chains of --fixed-depth, in the same turns; `none` is plain decoding "
+            "by a second engine, which shows what noise does; may be repeated.",
         ),
     ] = None,
     max_tokens: MaxTokens = 128,
@@ -93,6 +101,8 @@ def bench(
             raise ConfigError("against and repeats are for one drafter: leave them out, or name one")
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit} is out of range: give a whole number of at least 1")
+        if rival:
+            raise ConfigError("rival is for one drafter: leave it out, or name one")
     elif only is not None or rows is not None:
         raise ConfigError("only and rows are for several drafters: give --drafter all, or a,b")
     temperatures, together = temperature or [0.0], concurrency or [1]
@@ -104,6 +114,8 @@ def bench(
     deepest = settings.engine.get("depth")
     if deepest is not None and any(depth > deepest for depth in fixed_depth or []):
         raise ConfigError(f"fixed_depth={max(fixed_depth or [])} is more than depth={deepest}: raise depth or leave it")
+    if not fixed_depth and any(name != "none" for name in rival or []):
+        raise ConfigError("a rival has a fixed depth: give --fixed-depth, or --rival none for a second plain engine")
     survey = Survey(
         model,
         settings.engine,
@@ -118,6 +130,7 @@ def bench(
         several=several,
         together=together,
         depths=fixed_depth or (),
+        rivals=tuple(dict.fromkeys(rival or [])),
         repeats=repeats,
         peers={
             f"transformers {dtype}": partial(transformers_generate, dtype=dtype, raw=raw) for dtype in against or []

@@ -20,7 +20,8 @@ from outrider.errors import ConfigError
 from outrider.measure.ceiling import Sureness, sureness
 from outrider.measure.contenders import Contender
 from outrider.measure.prompts import Prompt
-from outrider.measure.survey import Pace, Row, Shape, Variant, by_task, measure_acceptance, measure_speed
+from outrider.measure.speed import Pace, measure_speed
+from outrider.measure.survey import Row, Shape, Variant, by_task, measure_acceptance
 from outrider.request import SamplingParams
 
 CHAIN_DEPTH = 8
@@ -38,7 +39,8 @@ class Survey:
 
     rows: a file that is given each row of acceptance as soon as it is there, a line of JSON each. several: drafters,
     which are measured in ways of their own; one alone keeps the user's settings. together: prompts at once. depths: of
-    chains that every cycle fills. repeats, peers: as of `Pace`.
+    chains that every cycle fills. rivals: drafters of such chains beside the one that is measured; "none" is a second
+    plain engine. repeats, peers: as of `Pace`.
     """
 
     model: str
@@ -54,6 +56,7 @@ class Survey:
     several: bool = True
     together: Sequence[int] = (1,)
     depths: Sequence[int] = ()
+    rivals: Sequence[str] = ()
     repeats: int = 1
     peers: Mapping[str, Callable[[Any], Contender]] = field(default_factory=dict)
 
@@ -79,17 +82,21 @@ class Survey:
         return named(self.model, self.engine, CASCADES) if self.several else [self.engine.get("drafter", "auto")]
 
     def paces(self) -> list[Variant]:
-        """What speed is measured of: control's own choice at every temperature and concurrency, then chains."""
+        """What speed is measured of, at every temperature and concurrency: control's own choice, chains, and rivals."""
         rule = self.engine.get("acceptance", ACCEPTANCE[0])
-        return [
-            Variant(drafter, temperature, rule, shape, together)
+        shapes = [Shape(depth, 1, depth) for depth in self.depths]
+        found = [
+            Variant(name, temperature, rule, shape, together)
             for drafter in self.drafters()
             for temperature in self.temperatures
-            for shape, together in (
-                *((None, count) for count in self.together),
-                *((Shape(depth, 1, depth), 1) for depth in self.depths),
+            for together in self.together
+            for name, shape in (
+                (drafter, None),
+                *((drafter, shape) for shape in shapes),
+                *((rival, shape) for rival in self.rivals for shape in (shapes if rival != "none" else [None])),
             )
         ]
+        return list(dict.fromkeys(found))
 
     def shapes(self) -> list[Shape]:
         deepest, width = self.engine.get("depth"), self.engine.get("width") or TREE_WIDTH
@@ -167,7 +174,7 @@ def run(survey: Survey, as_json: bool, out: Path | None = None) -> bool:
         if "acceptance" in survey.parts:
             accepted, ceilings = _accepted(survey, status.update)
         if "speed" in survey.parts:
-            pace = Pace(survey.repeats, survey.raw, engines.weigh, survey.peers)
+            pace = Pace(survey.repeats, survey.raw, engines.weigh, survey.peers, at_once=not survey.several)
             fast = measure_speed(
                 survey.open, survey.paces(), survey.tasks, survey.params, pace, status.update, engines.take
             )

@@ -149,8 +149,8 @@ class Control:
         prices = tuple((b - a) * speed / count for a, b in itertools.pairwise(seconds))
         return self._budgets(depths, grades, prices, speed / count)
 
-    def learn(self, record: Record) -> None:
-        """Take in what a pass did and what it cost."""
+    def learn(self, record: Record) -> Record:
+        """Take in what a pass did and what it cost; returned with what it was expected to."""
         self._cycle += bool(record.cycles)
         self.purses.earn(len(record.cycles))
         asked = [cycle for cycle in record.cycles if cycle.asked or cycle.depth] if self.depth else []
@@ -165,13 +165,14 @@ class Control:
                 tree = cycle.delivered - 1, cycle.promised, cycle.drafted, max(1, cycle.depth)
                 self.shapes.learn(cycle.request_id, life.heat, *tree)
                 lag += life.lag
-        self.prices.learn(record, deepest, lag)
+        expected = self.prices.learn(record, deepest, lag)
         for cycle in asked:
             if cycle.grade is None:
                 life = self._lives[cycle.request_id]
                 loss, reading = self._loss(cycle.request_id)
                 self.purses.pay(cycle.request_id, loss, 0.0 if life.invests else reading)
                 life.read += life.unread
+        return replace(record, seconds_expected=expected)
 
     def _loss(self, request_id: int) -> tuple[float, float]:
         """Tokens that a guess is expected to lose; below 0 is a gain; and what is to be read first takes."""

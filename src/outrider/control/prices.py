@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,16 @@ class Around:
         """What `to_json` told; raises as `Prices.of_json`."""
         drafting = {graded: DraftCost.of_json(kept["drafting"][kind]) for graded, kind in KINDS.items()}
         return cls(drafting, *(float(kept[name]) for name in PARTS))
+
+    @property
+    def always(self) -> float:
+        """Seconds around every pass."""
+        return self.planning + self.settling
+
+    def guesses(self, levels: Mapping[bool, float]) -> float:
+        """As `Prices.guesses`."""
+        drafting = sum(self.drafting[graded].seconds(deep) for graded, deep in levels.items())
+        return drafting + self.judging if levels else 0.0
 
     def scale(self, by: float) -> None:
         for drafting in self.drafting.values():
@@ -93,6 +104,10 @@ class Prices:
         prices.lockstep, prices.aloft = Around.of_json(kept["lockstep"]), Around.of_json(kept["aloft"])
         return prices
 
+    def copy(self) -> Prices:
+        """Prices that learn apart from these."""
+        return deepcopy(self)
+
     def scale(self, by: float) -> None:
         """The machine takes so many times as long now."""
         self.cost = self.cost.scaled(by)
@@ -109,30 +124,38 @@ class Prices:
 
     def cycle(self, rows: int) -> float:
         """Seconds of a cycle whose pass has so many rows, but for drafting."""
-        around = self.around
-        return self.rows(rows) + around.planning + around.settling
+        return self.rows(rows) + self.around.always
 
     def guesses(self, levels: Mapping[bool, float]) -> float:
         """Seconds that guesses of so many levels, without and with a grade, take beside the rows of their pass."""
-        around = self.around
-        drafting = sum(around.drafting[graded].seconds(deep) for graded, deep in levels.items())
-        return drafting + around.judging if levels else 0.0
+        return self.around.guesses(levels)
 
     @property
     def token(self) -> float:
         """Seconds of plain decoding that one token of one request is worth."""
         return self.cycle(self.count) / self.count
 
-    def learn(self, record: Record, deepest: Mapping[bool, int], lag: int) -> None:
-        """deepest: levels of the deepest guess that was asked for without, and with, a grade. lag: tokens that
+    def learn(self, record: Record, deepest: Mapping[bool, int], lag: int) -> float | None:
+        """Returns the seconds that were to be expected before, as `Record.seconds_expected` has them.
+
+        deepest: levels of the deepest guess that was asked for without, and with, a grade. lag: tokens that
         drafters had to read first.
         """
         self.learnt += 1
         if record.cycles and record.keys:
             self.at(len(record.cycles), len(record.cycles) * record.keys // record.rows)
         if record.overlaps:
+            expected = self.rows(record.rows) + self.aloft.planning
+            expected += sum(self.aloft.drafting[False].seconds(levels) for levels in deepest.values())
             self._learn_aloft(record, deepest)
-            return
+            return expected
+        around = self.lockstep
+        drafting = around.guesses(deepest) + lag * around.drafting[False].catch_up
+        expected = self.rows(record.rows) + around.always + drafting
+        self._learn_lockstep(record, deepest, lag)
+        return expected if record.cycles and not record.prefill_rows else None
+
+    def _learn_lockstep(self, record: Record, deepest: Mapping[bool, int], lag: int) -> None:
         around = self.lockstep
         if not record.prefill_rows:
             self.cost.learn_pass(record.rows, record.seconds_verify, self.count, self.context)

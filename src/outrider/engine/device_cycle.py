@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.cache.pages import Pages
 from outrider.drafters.base import Drafter
 from outrider.kernels.graph_pool import GraphPool
+from outrider.kernels.warps import WarpsRows
 from outrider.models.batch import TargetOutput
 from outrider.models.graph import OWN_BYTES, as_they_are
 from outrider.models.ranks.group import Ranks
@@ -120,7 +121,7 @@ class DeviceCycle:
             drafter.keep(crew, rows, output, walks)
         elif drafter is not None and (outline.depth or outline.reads):
             drafter.follow(crew, rows, output, walks)
-        seats.advance(crew, walks, outline.lags)
+        seats.advance(crew, walks, outline.lags, outline.steps)
         guessed = (rows.trees.tokens >= 0).view(crew.size, -1)
         levels = torch.where(guessed, rows.depths[:, 1:], 0).amax(1) if outline.nodes else torch.zeros_like(index)
         told = [walks.counts.to(torch.int64), guessed.sum(1), levels]
@@ -128,7 +129,11 @@ class DeviceCycle:
 
     def _draws(self, crew: Crew, rows: TreeRows, output: TargetOutput, outline: Outline) -> Tensor:
         """(R * (N + 1),) int64: what the target says behind each row."""
-        return self._target.kernels.draw(output.logits, *crew.keys(outline.nodes + 1, rows.depths))
+        kernels, logits = self._target.kernels, output.logits
+        if outline.steps is not None:
+            assert isinstance(kernels, WarpsRows)
+            logits = kernels.warp(logits, self._seats.warps(crew, rows, outline.steps))
+        return kernels.draw(logits, *crew.keys(outline.nodes + 1, rows.depths))
 
 
 def _filled(num_requests: int) -> int:

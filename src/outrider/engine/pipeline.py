@@ -1,7 +1,7 @@
 """Cycles that follow one another on the device: the next one is launched before the last one is read.
 
 They carry all running requests, or none: while one of them reads its prompt, or needs its tokens on the host (a lookup,
-a grammar, logprobs, a penalty), all run in lockstep, in one pass as ever. Two passes, one for each kind, would read the
+a grammar, logprobs, a bias), all run in lockstep, in one pass as ever. Two passes, one for each kind, would read the
 weights twice, and that takes longer than what the host does between two cycles.
 The host is late by the cycles that are in the air: it holds slots for all that they can bring, cuts what lies behind an
 end when it reads it, and gives slots back only when the last cycle that may write to them is read.
@@ -13,8 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from outrider.drafters.base import Ask
@@ -27,6 +28,7 @@ from outrider.engine.outlines import outline_of
 from outrider.engine.scheduler import key_of
 from outrider.engine.seating import seating
 from outrider.errors import CapacityError
+from outrider.kernels.warps import Steps
 from outrider.models.seats import MUTE, Outline, Seats
 from outrider.record import Record
 from outrider.request import Request
@@ -139,7 +141,7 @@ class Pipeline:
         for request in over:
             assert request.finish_reason is not None
             engine._finish(request, request.finish_reason)
-        engine.control.learn(record)
+        record = engine.control.learn(record)
         for request in over:
             engine._forget(request)
         self.vacate()
@@ -153,6 +155,8 @@ class Pipeline:
             return False
         budgets = engine.control.outlined(requests) if engine.drafter else {}
         outline = outline_of(engine, len(requests), budgets.values(), self.seats.levels, self._unread)
+        if outline is not None:
+            outline = replace(outline, steps=self._steps(requests))
         if outline is None or not self._cycle.fits(len(requests), outline) or not self._hold(requests, outline):
             return False
         if not self._board(requests, budgets, outline) or (outline.depth and not engine.drafter):  # it failed just now
@@ -181,11 +185,19 @@ class Pipeline:
         if not request.output or engine.scheduler.num_pending(request) > 1 or request.id in self._grounded:
             return False
         context = engine._contexts[request.id]
-        if params.logprobs is not None or params.trace or context.warps(context.position):
+        if params.logprobs is not None or params.trace:
+            return False
+        if context.warps(context.position) and not (self.seats.laws and context.warps_by_fields(context.position)):
             return False
         if params.width is not None:  # trees on the device have one outline for all
             return False
         return engine.acceptance == "match" or context.temperature == 0
+
+    def _steps(self, requests: Sequence[Request]) -> Steps | None:
+        """How the rows of these requests are warped."""
+        contexts = [self._engine._contexts[request.id] for request in requests]
+        warped = [context.fields.steps for context in contexts if context.warps(context.position)]
+        return reduce(or_, warped) if warped else None
 
     def _num_aloft(self, request: Request) -> int:
         return sum(request in flight.requests for flight in self._air)
@@ -258,6 +270,8 @@ class Pipeline:
             heat=context.temperature,
             token=request.output[-1],
         )
+        if self.seats.laws:
+            self.seats.laws.take(number, context.fields, context.said(), self.seats.sent)
 
     def _settle(self, flight: Aloft, request: Request, told: Sequence[int]) -> Emission:
         """Deliver what one request said; nothing of one that is over already."""

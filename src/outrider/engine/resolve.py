@@ -129,7 +129,7 @@ def _plan(
 ) -> MemoryPlan:
     """Memory for the target's stack and the drafter's, which share the numbers of their slots, and for all else."""
     needs = drafter.needs if drafter else Needs()
-    seats = seats_bytes(drafter, config.max_requests, *seating(drafter, *trees, max_context, config.block_size))
+    seats = seats_bytes(target, drafter, config.max_requests, *seating(drafter, *trees, max_context, config.block_size))
     wishes = Wishes(
         target=target.nbytes,
         drafter=drafter.nbytes if drafter else 0,

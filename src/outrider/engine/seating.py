@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from outrider.control.depth import DEEPEST
 from outrider.drafters.base import Drafter
+from outrider.kernels.warps import WarpsRows
 from outrider.models.seats import Seats
+from outrider.models.target import Target
 
 
 def seating(
@@ -18,7 +20,8 @@ def seating(
     return levels, -(-slots // block_size) + 1
 
 
-def seats_bytes(drafter: Drafter | None, num_seats: int, levels: int, blocks: int) -> int:
+def seats_bytes(target: Target, drafter: Drafter | None, num_seats: int, levels: int, blocks: int) -> int:
     """Bytes of the device for what it keeps of each seat, and for what a drafter keeps there."""
     own = drafter.seat_bytes(levels) if drafter else 0
-    return Seats.bytes_of(num_seats, levels, blocks) + (num_seats + 1) * own
+    vocab_size = target.vocab_size if isinstance(target.kernels, WarpsRows) else 0
+    return Seats.bytes_of(num_seats, levels, blocks, vocab_size) + (num_seats + 1) * own

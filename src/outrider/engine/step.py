@@ -84,11 +84,11 @@ class Engine:
             self._forget(request)
 
     @contextmanager
-    def always_guessing(self, depth: int, width: int | None = None) -> Iterator[None]:
+    def always_guessing(self, depth: int, width: int | None = None, apart: bool = False) -> Iterator[None]:
         """For tests of exactness: every decode pass guesses `depth` levels, whether that pays or not, and a drafter's
         fault is raised, also one that was told before.
 
-        width: most children of one node (None: as many as control would).
+        width: most children of one node (None: as many as control would). apart: control learns nothing from it.
         """
         if self.fault is not None:
             raise self.fault
@@ -96,7 +96,7 @@ class Engine:
         nodes = max(depth, chosen.nodes)
         depth, wide = depth if self.drafter else 0, width or chosen.width
         self.control = Control(chosen.cost, depth, wide, nodes, adaptive=False, extra_rows=chosen.extra_rows)
-        self.control.prices = chosen.prices  # what passes and guesses cost is learnt from these, too
+        self.control.prices = chosen.prices.copy() if apart else chosen.prices  # what these cost is learnt, too
         self.strict = True
         try:
             yield
@@ -143,7 +143,7 @@ class Engine:
                 self._finish(emission.request, emission.request.finish_reason)
         ended = time.perf_counter()
         record = account.record(flight, emissions, ended - began, ended - flight.started, books, self.economy)
-        self.control.learn(record)
+        record = self.control.learn(record)
         for emission in emissions:
             if emission.request.is_finished:
                 self._forget(emission.request)

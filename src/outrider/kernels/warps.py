@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -9,10 +10,43 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """What becomes of a row beside what tokens of its own are treated apart; a step that no row needs is left out."""
+
+    penalises: bool = False
+    cuts_top: bool = False
+    cuts_mass: bool = False
+    cuts_least: bool = False
+
+    def __or__(self, other: Steps) -> Steps:
+        return Steps(
+            self.penalises or other.penalises,
+            self.cuts_top or other.cuts_top,
+            self.cuts_mass or other.cuts_mass,
+            self.cuts_least or other.cuts_least,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The numbers that warp each row of a request: of `Warps` a row of `factors` and `bounds`, and one of `tops`."""
+
+    factors: tuple[float, float, float, float] = (1.0, 1.0, 0.0, 0.0)
+    bounds: tuple[float, float] = (1.0, -math.inf)
+    top: int = 0
+
+    @property
+    def steps(self) -> Steps:
+        top_p, least = self.bounds
+        return Steps(self.factors[1:] != (1, 0, 0), self.top > 0, top_p < 1, least > -math.inf)
+
+
+@dataclass(frozen=True, slots=True)
 class Warps:
     """W rows of logits and what is to become of each; every row is described by itself.
 
     Attributes (contiguous, on the logits' device):
+        steps: those that any row needs.
         rows: (W,) int32, where each lies among the logits.
         edges: (W, 4) int32; of `ids` and `values`, a row has its biases in [edges[0], edges[1]), the tokens of its path
             in [edges[1], edges[2]) and forbidden tokens in [edges[2], edges[3]).
@@ -23,9 +57,9 @@ class Warps:
             where nothing is penalised.
         masks: (K, ceil(V / 8)) uint8, a bit a token, lowest first, set where it is allowed. mask: (W,) int32, -1 where
             all are.
-        cuts_top, cuts_mass, cuts_least: whether any row has a top_k, a top_p, a min_p.
     """
 
+    steps: Steps
     rows: Tensor
     edges: Tensor
     ids: Tensor
@@ -36,9 +70,6 @@ class Warps:
     addresses: Tensor
     masks: Tensor
     mask: Tensor
-    cuts_top: bool
-    cuts_mass: bool
-    cuts_least: bool
 
 
 @runtime_checkable

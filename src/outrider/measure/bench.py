@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -115,6 +116,15 @@ class Figures:
             "between": percentiles([value for run in self.answered for value in run.gaps]),
             "token": percentiles([value for run in self.answered for value in run.between]),
             "parts": parts and asdict(parts),
+            "price_misses": self.misses(),
+        }
+
+    def misses(self) -> dict[str, Any]:
+        """How far control's prices were from what cycles took: medians, without guesses, with, and of all."""
+        without, guessing = ([miss for run in self.answered for miss in run.misses[kind]] for kind in (False, True))
+        kinds = {"plain": without, "guessing": guessing, "all": without + guessing}
+        return {
+            kind: {"cycles": len(found), "median": statistics.median(found)} for kind, found in kinds.items() if found
         }
 
 
@@ -136,9 +146,12 @@ def bench(
     max_tokens: int,
     repeats: int = 1,
     together: int = 1,
+    warm: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Figures]:
     """Let every contender answer every prompt, so many together; who begins changes from block to block.
+
+    warm: all begin with a few tokens that nobody times: caches, threads, lazily made tables.
 
     Raises:
         ConfigError: without prompts, or where nobody is called `PLAIN`. A run that fails is told of in its figures.
@@ -148,8 +161,8 @@ def bench(
     names = list(contenders)
     figures = {name: Figures() for name in names}
     blocks = list(blocks_of(prompts, together))
-    for contender in contenders.values():
-        contender(blocks[0], 8)  # warm-up: caches, threads, lazily made tables
+    for contender in contenders.values() if warm else ():
+        contender(blocks[0], 8)
     for turn in range(repeats * len(blocks)):
         number = turn % len(blocks)
         said = ", ".join(dict.fromkeys(prompt.name for prompt in blocks[number]))

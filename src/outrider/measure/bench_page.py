@@ -15,6 +15,7 @@ from outrider.measure.bench_plots import (
     split,
 )
 from outrider.measure.ceiling import GUESSES
+from outrider.measure.cells_page import bounds, foretold, never_slower
 from outrider.measure.page import Section, milliseconds, number, share, table
 from outrider.measure.plots import MISSING, can_draw
 
@@ -29,11 +30,13 @@ def sections(report: Mapping[str, Any]) -> list[Section]:
         Section(_head(report)),
         Section(_failures(report)),
         Section(_speed(report), [*by_task(report), *by_temperature(report), *by_concurrency(report)] if draw else ()),
+        Section(never_slower(report)),
         Section(_depths(report), list(by_depth(report)) if draw else ()),
         Section(_acceptance(report), list(by_position(report)) if draw else ()),
         Section(_ceiling(report)),
         Section(_latency(report)),
         Section(_time(report), list(split(report)) if draw else ()),
+        Section(foretold(report, name_of)),
         Section(_memory(report)),
     ]
     return [section for section in made if section.text]
@@ -162,7 +165,7 @@ def _depths(report: Mapping[str, Any]) -> str:
         for point in found["points"]:
             whole = measured.get(point["depth"])
             decode = whole and whole["decode_ratio"]
-            seen = "-" if decode is None else _bounds(decode)
+            seen = "-" if decode is None else bounds(decode)
             rows.append(
                 (
                     point["depth"],
@@ -179,11 +182,6 @@ def _depths(report: Mapping[str, Any]) -> str:
         ]
         said += table(("depth", "measured", "theory, rows free", "theory, rows priced", "tau"), rows)
     return _lines(*said)
-
-
-def _bounds(interval: Mapping[str, Any]) -> str:
-    bounds = "" if interval["low"] is None else f" ({interval['low']:.2f} to {interval['high']:.2f})"
-    return f"{interval['ratio']:.2f}{bounds}"
 
 
 def _acceptance(report: Mapping[str, Any]) -> str:

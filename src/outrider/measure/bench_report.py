@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.measure.bench import PLAIN, Figures
 from outrider.measure.ceiling import Sureness
+from outrider.measure.cells import cells
 from outrider.measure.survey import Row
 from outrider.measure.theory import Seen, predict
 
@@ -58,6 +59,7 @@ def report(
         "acceptance": [row.to_json() for row in accepted],
         "ceiling": {f"{t:g}": {task: asdict(found) for task, found in by.items()} for t, by in ceilings.items()},
         "speed": [speed_row(row, engines.limit) for row in fast],
+        "cells": cells(fast),
         "theory": theory(fast, prices),
         "limit": engines.limit,
         "engines": engines.described,

@@ -69,7 +69,9 @@ class Run:
     Attributes:
         tally: what was guessed. first: seconds to each prompt's first token. gaps: seconds between what one cycle and
             the next brought to a prompt. between: each prompt's mean seconds a token behind its first.
-        context: mean known tokens in the middle of an answer. error: why there is no answer; then there is no figure.
+        misses: of passes that only decode, without guesses and with, by how much of their time control's prices were
+            wrong: |expected / taken - 1|. context: mean known tokens in the middle of an answer. error: why there is no
+            answer; then there is no figure.
     """
 
     tokens: int = 0
@@ -79,6 +81,7 @@ class Run:
     gaps: tuple[float, ...] = ()
     between: tuple[float, ...] = ()
     parts: Parts | None = None
+    misses: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     context: int = 0
     error: str | None = None
 
@@ -106,10 +109,14 @@ class _Watch:
     parts: Parts = field(default_factory=Parts)
     moments: dict[int, list[float]] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
+    misses: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
     def __call__(self, emissions: Sequence[Emission], record: Record) -> None:
         now = time.perf_counter() - self.began
         self.parts.count(record)
+        if record.seconds_expected is not None:
+            guesses = any(cycle.asked or cycle.drafted for cycle in record.cycles)
+            self.misses[guesses].append(abs(record.seconds_expected / record.seconds_total - 1))
         for emission in emissions:
             if emission.tokens:
                 number = emission.request.id
@@ -147,7 +154,18 @@ def ours(llm: Any, params: Any, raw: bool = False) -> Contender:
         tokens = sum(result.completion_tokens for result in results)
         context = (sum(result.prompt_tokens for result in results) + tokens // 2) // len(results)
         first = tuple(each[0] for each in watch.moments.values())
-        return Run(tokens, seconds, tally, first, watch.gaps(), watch.between(), watch.parts, context)
+        misses = tuple(watch.misses[False]), tuple(watch.misses[True])
+        return Run(tokens, seconds, tally, first, watch.gaps(), watch.between(), watch.parts, misses, context)
+
+    return run
+
+
+def fixed(llm: Any, contender: Contender, depth: int, width: int) -> Contender:
+    """The contender of this `LLM` with its tree filled in every cycle; its control is none the wiser."""
+
+    def run(prompts: Sequence[Prompt], max_tokens: int) -> Run:
+        with llm.always_guessing(depth, width, apart=True):
+            return contender(prompts, max_tokens)
 
     return run
 

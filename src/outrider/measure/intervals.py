@@ -35,6 +35,32 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{p}": float(value) for p, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)}
 
 
+def quotient_of(percent: float, above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Interval | None:
+    """One percentile of all values by another one's, with bootstrap bounds: pairs of runs are drawn anew, the same at
+    every call; None where a side has no values.
+
+    above, below: values by run, those of one turn at the same place.
+    """
+    import numpy as np
+
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(above, below, strict=True) if len(a) and len(b)]
+    if not pairs:
+        return None
+
+    def quotient(chosen: Sequence[int]) -> float:
+        sides = (np.concatenate([pairs[number][side] for number in chosen]) for side in (0, 1))
+        first, second = (float(np.percentile(values, percent)) for values in sides)
+        return first / second
+
+    found = quotient(range(len(pairs)))
+    if len(pairs) < LEAST:
+        return Interval(found, None, None)
+    rng = np.random.default_rng(0)
+    drawn = [quotient(rng.integers(len(pairs), size=len(pairs)).tolist()) for _ in range(RESAMPLES // 4)]
+    low, high = np.percentile(drawn, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
+    return Interval(found, float(low), float(high))
+
+
 def median(values: Sequence[float]) -> Interval | None:
     """The median with its bootstrap bounds (percentiles of resampled medians, the same at every call); None of nothing.
 

@@ -20,13 +20,26 @@ LOOKUP = 5
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One engine's figure: tokens per second over all prompts, prompts read included; or why there is none."""
+    """One engine's figures over all prompts, or why there are none.
+
+    Attributes:
+        tokens_per_second: prompts read included. decoding: tokens per second behind the first token of each reply, by
+            the seconds that these take beyond those of replies of one token; this is what plain decoding is set beside.
+    """
 
     name: str
     tokens_per_second: float | None = None
+    decoding: float | None = None
     tokens: int = 0
     seconds: float = 0.0
     error: str | None = None
+
+    @classmethod
+    def of(cls, name: str, whole: tuple[int, float], first: tuple[int, float]) -> Peer:
+        """From tokens and seconds of whole replies, and of replies of one token."""
+        (tokens, seconds), (firsts, reading) = whole, first
+        decoding = (tokens - firsts) / (seconds - reading) if tokens > firsts and seconds > reading else None
+        return cls(name, tokens / seconds, decoding, tokens, seconds)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -37,7 +50,8 @@ def transformers_peers(
 ) -> list[Peer]:
     """Greedy `generate`, one prompt at a time: plain, with prompt lookup, and with a static cache that is compiled.
 
-    Every reply has exactly `max_tokens` tokens. The first prompt is answered once before, which compiles.
+    Every reply has exactly `max_tokens` tokens. Two are answered before, the longest prompt first: for a longer one a
+    static cache is made, and the model compiled, anew.
     """
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -57,7 +71,7 @@ def _transformers(
 ) -> Peer:
     progress(name)
 
-    def run(prompt: tuple[int, ...]) -> int:
+    def run(prompt: tuple[int, ...], max_tokens: int) -> int:
         ids = torch.tensor([prompt], device=module.device)
         out = module.generate(
             input_ids=ids,
@@ -70,16 +84,19 @@ def _transformers(
         )
         return int(out.shape[1] - ids.shape[1])
 
-    try:
-        run(prompts[0])
+    def answer(max_tokens: int) -> tuple[int, float]:
         wait(module.device)
         started = time.perf_counter()
-        tokens = sum(run(prompt) for prompt in prompts)
+        tokens = sum(run(prompt, max_tokens) for prompt in prompts)
         wait(module.device)
+        return tokens, time.perf_counter() - started
+
+    try:
+        for prompt in (max(prompts, key=len), prompts[0]):
+            run(prompt, max_tokens)
+        return Peer.of(name, answer(max_tokens), answer(1))
     except Exception as error:  # whatever a compiler or a cache of theirs raises is told in the report
         return Peer(name, error=first_line(error))
-    seconds = time.perf_counter() - started
-    return Peer(name, tokens / seconds, tokens, seconds)
 
 
 def twin_or_module(name: str, widen: str | None, device: torch.device) -> Any:

@@ -198,9 +198,13 @@ def _elapsed(report: Mapping[str, Any]) -> Iterator[str]:
 def _peers(report: Mapping[str, Any]) -> Iterator[str]:
     if not report["peers"]:
         return
-    yield from ("", "## Others, on the same device and prompts (prompts read included)", "")
-    rows = [(p["name"], number(p["tokens_per_second"], 1), p["error"] or "") for p in report["peers"]]
-    yield from table(("engine", "tok/s", "note"), rows)
+    yield from ("", "## Others, on the same device and prompts", "")
+    names = ("engine", "tok/s", "with prompts read", "note")
+    rows = [
+        (p["name"], *(number(p.get(key), 1) for key in ("decoding", "tokens_per_second")), p["error"] or "")
+        for p in report["peers"]
+    ]
+    yield from table(names, rows)
 
 
 def _by_rows(report: Mapping[str, Any]) -> Iterator[Plot]:

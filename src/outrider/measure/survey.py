@@ -1,16 +1,15 @@
-"""Drafters: what is accepted, task by task, at fixed shapes; and how fast control, or a fixed depth, makes of it."""
+"""Drafters: what is accepted, task by task, at fixed shapes; and the rows in which that, and speed, is told."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from outrider.errors import ConfigError, OutriderError
-from outrider.measure.bench import PLAIN, Figures, bench
-from outrider.measure.contenders import Contender, ours
+from outrider.measure.bench import PLAIN, Figures
 from outrider.measure.prompts import Prompt
 from outrider.record import Tally
 from outrider.result import Result
@@ -163,89 +162,6 @@ def measure_acceptance(
             row.tallies[task] = _accepted(llm, prompts, asked, raw)
         keep(row)
     return rows
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How speed is measured.
-
-    Attributes:
-        repeats: of each prompt. raw: no chat template. weigh: bytes that a pass of so many rows reads, behind so many
-            known tokens each. peers: others that answer the first variant's prompts in turns with it, by name, made
-            from the plain engine.
-    """
-
-    repeats: int = 1
-    raw: bool = False
-    weigh: Callable[[Any, int, int], int] | None = None
-    peers: Mapping[str, Callable[[Any], Contender]] = field(default_factory=dict)
-
-
-def measure_speed(
-    open_llm: Open,
-    variants: Sequence[Variant],
-    tasks: Mapping[str, Sequence[Prompt]],
-    params: Any,
-    pace: Pace = Pace(),
-    progress: Progress = lambda text: None,
-    describe: Callable[[str, Any], None] = lambda drafter, llm: None,
-) -> list[Row]:
-    """Every variant alone on the machine, in turns with plain decoding, prompt by prompt; one engine a drafter.
-
-    A shape is a chain or tree that every cycle fills; without one control decides. A prompt that failed is told of in
-    the figures of its runs, a drafter that cannot be built in the errors of its rows. describe: is given every engine.
-    """
-    rows = [Row(variant) for variant in variants]
-    others: list[Row] = []
-    with closing(open_llm({"drafter": "none", "prefix_cache": False})) as plain:
-        describe(PLAIN, plain)
-        peers = {name: make(plain) for name, make in pace.peers.items()}
-        for drafter in dict.fromkeys(variant.drafter for variant in variants):
-            mine = [row for row in rows if row.variant.drafter == drafter]
-            try:
-                llm = open_llm(Variant(drafter, 0.0, mine[0].variant.acceptance).settings())
-            except OutriderError as error:
-                for row in mine:
-                    row.error = str(error)
-                continue
-            with closing(llm):
-                if drafter == "auto":
-                    drafter = llm.resolved.drafter
-                    for row in mine:
-                        row.variant = replace(row.variant, drafter=drafter)
-                describe(drafter, llm)
-                for row in mine:
-                    progress(f"speed {1 + rows.index(row)} of {len(rows)}: {drafter}")
-                    found = _raced(plain, llm, row, tasks, params, pace, peers)
-                    others += [Row(Variant(name, row.variant.temperature), speeds=s) for name, s in found.items()]
-                    peers = {}
-    return [*rows, *others]
-
-
-def _raced(
-    plain: Any,
-    llm: Any,
-    row: Row,
-    tasks: Mapping[str, Sequence[Prompt]],
-    params: Any,
-    pace: Pace,
-    peers: Mapping[str, Contender],
-) -> dict[str, dict[str, tuple[Figures, Figures]]]:
-    """Fill a row; returns the peers' runs by name and task, beside the plain ones of the same turns."""
-    variant = row.variant
-    asked, shape = replace(params, temperature=variant.temperature), variant.shape
-    contenders = {PLAIN: ours(plain, asked, pace.raw), variant.drafter: ours(llm, asked, pace.raw), **peers}
-    found: dict[str, dict[str, tuple[Figures, Figures]]] = {name: {} for name in peers}
-    with nullcontext() if shape is None else llm.always_guessing(shape.depth, shape.width):
-        for task, prompts in tasks.items():
-            figures = bench(contenders, prompts, params.max_tokens, pace.repeats, variant.together)
-            row.speeds[task] = figures[variant.drafter], figures[PLAIN]
-            row.tallies[task] = figures[variant.drafter].pooled()
-            for name, speeds in found.items():
-                speeds[task] = figures[name], figures[PLAIN]
-    if pace.weigh is not None:
-        row.pass_bytes = pace.weigh(plain, variant.together, row.overall()[1].context)
-    return found
 
 
 def _opened(open_llm: Open, rows: Sequence[Row]) -> Iterator[tuple[int, Row, Any]]:

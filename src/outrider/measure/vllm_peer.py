@@ -104,4 +104,4 @@ def _child(name: str, job: Callable[[Path], Mapping[str, Any]]) -> Peer:
         found = run_child("vllm_run", job, environment)
     except ChildError as error:
         return Peer(name, error=str(error))
-    return Peer(name, found["tokens"] / found["seconds"], found["tokens"], found["seconds"])
+    return Peer.of(name, tuple(found["whole"]), tuple(found["first"]))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def run(file: Path) -> None:
-    """Answer the job's prompts greedily, so many at a time, after the first wave once untimed."""
+    """Answer the job's prompts greedily, so many at a time, in full and with one token each; one wave once before."""
     job = json.loads(file.read_text())
     vllm = importlib.import_module("vllm")
     keywords = {} if job["speculative"] is None else {"speculative_config": job["speculative"]}
@@ -27,20 +27,21 @@ def run(file: Path) -> None:
         **keywords,
         **job["options"],
     )
-    asked = vllm.SamplingParams(temperature=0.0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False)
     waves = [
         job["prompts"][start : start + job["together"]] for start in range(0, len(job["prompts"]), job["together"])
     ]
 
-    def answer(wave: list[list[int]]) -> int:
-        given = [{"prompt_token_ids": prompt} for prompt in wave]
-        return sum(len(out.outputs[0].token_ids) for out in llm.generate(given, asked, use_tqdm=False))
+    def answer(waves: list[list[list[int]]], max_tokens: int) -> tuple[int, float]:
+        asked = vllm.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        started, tokens = time.perf_counter(), 0
+        for wave in waves:
+            given = [{"prompt_token_ids": prompt} for prompt in wave]
+            tokens += sum(len(out.outputs[0].token_ids) for out in llm.generate(given, asked, use_tqdm=False))
+        return tokens, time.perf_counter() - started
 
-    answer(waves[0])
-    started = time.perf_counter()
-    tokens = sum(answer(wave) for wave in waves)
-    seconds = time.perf_counter() - started
-    file.with_suffix(".out").write_text(json.dumps({"tokens": tokens, "seconds": seconds}))
+    answer(waves[:1], job["max_tokens"])
+    found = {"whole": answer(waves, job["max_tokens"]), "first": answer(waves, 1)}
+    file.with_suffix(".out").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

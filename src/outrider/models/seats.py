@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.base import Kernels, KeyIndex
-from outrider.kernels.places import Relative, Standing
+from outrider.kernels.places import NOTHING, Relative, Standing
 from outrider.kernels.tree import Trees, Walks
+from outrider.kernels.warps import Steps, Warps, WarpsRows
 from outrider.models.batch import FlatBatch
+from outrider.models.laws import Laws
 
 MUTE = -1
 """The levels of a seat whose drafter does not even read along."""
@@ -28,6 +30,7 @@ class Outline:
     Attributes:
         depth, width, nodes: of every tree, less where a request may guess less; a chain's width is 1. All 0: no guess.
         reach: most tokens of a request that a drafter has yet to read.
+        steps: how its rows are warped, None where no law is.
         reads, lags: of a cycle without a guess, what a drafter that is fed from taps does with what was said: reads it,
             or leaves it, and what this cycle brings, for later.
     """
@@ -38,6 +41,7 @@ class Outline:
     reach: int = 1
     reads: bool = False
     lags: bool = False
+    steps: Steps | None = None
 
     @property
     def is_chain(self) -> bool:
@@ -132,13 +136,21 @@ class TreeRows:
     """The target's rows of a cycle: each one's root, then its nodes.
 
     Attributes:
-        slots: (R * N,) int32, of the nodes. depths: (R, N + 1) int64, the root's being 0.
+        slots: (R * N,) int32, of the nodes. depths: (R, N + 1) int64, the root's being 0. paths: (R, N + 1, D) int64,
+            the nodes down to each, counted from 1; what lies beyond its depth names none.
     """
 
     batch: FlatBatch
     trees: Trees
     slots: Tensor
     depths: Tensor
+    paths: Tensor
+
+    def said(self) -> Tensor:
+        """(R * (N + 1), D) int64: the tokens on the way down to each row, its own last."""
+        size, width, depth = self.paths.shape
+        named = torch.nn.functional.pad(self.trees.tokens.to(torch.int64).view(size, -1), (1, 1), value=NOTHING)
+        return named.gather(1, self.paths.reshape(size, -1)).view(size * width, depth)
 
 
 def tree_rows(crew: Crew, tree: DeviceTree | None, outline: Outline) -> TreeRows:
@@ -162,7 +174,7 @@ def tree_rows(crew: Crew, tree: DeviceTree | None, outline: Outline) -> TreeRows
     parents = (said if tree is None else tree.parents.flatten()).to(torch.int32)
     first = torch.arange(size + 1, dtype=torch.int32, device=device)
     trees = Trees(said, parents, first * nodes, first[:-1] * (nodes + 1), nodes, outline.depth)
-    return TreeRows(batch, trees, _of_nodes(batch.slots, size), depths)
+    return TreeRows(batch, trees, _of_nodes(batch.slots, size), depths, paths)
 
 
 def _of_nodes(values: Tensor, size: int) -> Tensor:
@@ -204,11 +216,13 @@ class Seats:
         self._numbers = torch.zeros(num_seats + 1, _NEWS + levels + 1, dtype=torch.int64, device=device)
         self._heat = torch.zeros(num_seats + 1, device=device)
         self._tables = torch.zeros(num_seats + 1, blocks, dtype=torch.int32, device=device)
+        self.laws = Laws(num_seats + 1, vocab_size, device) if isinstance(kernels, WarpsRows) else None
 
     @staticmethod
-    def bytes_of(num_seats: int, levels: int, blocks: int) -> int:
-        """What so many seats will take."""
-        return (num_seats + 1) * (8 * (_NEWS + levels + 1) + 4 + 4 * blocks)
+    def bytes_of(num_seats: int, levels: int, blocks: int, vocab_size: int) -> int:
+        """What so many seats will take; vocab_size: 0 where their rows are not warped on the device."""
+        own = 8 * (_NEWS + levels + 1) + 4 + 4 * blocks
+        return (num_seats + 1) * own + (Laws.bytes_of(num_seats + 1, vocab_size) if vocab_size else 0)
 
     @property
     def empty(self) -> int:
@@ -224,21 +238,21 @@ class Seats:
     ) -> None:
         """A request of `length` known tokens, the last of which is `token`, sits down; it guesses nothing yet."""
         numbers = [length, end, prompt, seed, sample, MUTE, 0, token]
-        self._numbers[seat, : len(numbers)] = self._sent(numbers, torch.int64)
+        self._numbers[seat, : len(numbers)] = self.sent(numbers, torch.int64)
         self._heat[seat] = heat
         self._tables[seat] = 0
 
     def allow(self, seats: Sequence[int], levels: Sequence[int]) -> None:
         """From the next cycle on these seats guess at most so many levels."""
-        self._numbers[self._sent(seats, torch.int64), _LEVELS] = self._sent(levels, torch.int64)
+        self._numbers[self.sent(seats, torch.int64), _LEVELS] = self.sent(levels, torch.int64)
 
     def extend(self, seat: int, start: int, blocks: Sequence[int]) -> None:
         """The seat's table goes on from column `start` with these blocks."""
-        self._tables[seat, start : start + len(blocks)] = self._sent(blocks, torch.int32)
+        self._tables[seat, start : start + len(blocks)] = self.sent(blocks, torch.int32)
 
     def index(self, seats: Sequence[int]) -> Tensor:
         """(R,) int64 on the device."""
-        return self._sent(seats, torch.int64)
+        return self.sent(seats, torch.int64)
 
     def crew(self, index: Tensor, blocks: int) -> Crew:
         """What is known of the seats `index` (R,), with so many columns of their tables."""
@@ -261,13 +275,17 @@ class Seats:
             vocab_size=self._vocab_size,
         )
 
-    def advance(self, crew: Crew, walks: Walks, lags: bool = False) -> None:
+    def advance(self, crew: Crew, walks: Walks, lags: bool = False, steps: Steps | None = None) -> None:
         """The crew's requests have said what their walks say; one whose root had no law stays where it is.
 
-        lags: what they said, a token each, comes behind what was said and not read before.
+        steps: how their rows were warped. lags: what they said, a token each, comes behind what was said and not read
+        before.
         """
         said = walks.said
         moved = crew.alive & (said[:, 0] >= 0)
+        if steps is not None and steps.penalises:
+            assert self.laws is not None
+            self.laws.count(crew.index, said, moved)
         counts = walks.counts.to(torch.int64)
         lengths = crew.standing.lengths + torch.where(moved, counts + 1, 0)
         accepted = torch.where(moved, crew.accepted + 1 if lags else counts, crew.accepted)
@@ -278,8 +296,15 @@ class Seats:
         self._numbers[:, _ACCEPTED].index_copy_(0, crew.index, accepted)
         self._numbers[:, _NEWS : _NEWS + said.shape[1]].index_copy_(0, crew.index, news)
 
+    def warps(self, crew: Crew, rows: TreeRows, steps: Steps) -> Warps:
+        """How all rows of a cycle are to be warped."""
+        assert self.laws is not None
+        return self.laws.warps(crew.index, rows.depths, rows.said() if steps.penalises else None, steps)
+
     def unmoved(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """A run of a cycle behind which all seats are what they are now, so that it can be run again and again."""
+        """A run of a cycle behind which all seats stand where they do now, so that it can be run again and again; what
+        is penalised there is counted each time.
+        """
         kept = self._numbers.clone()
 
         def run_and_return() -> Tensor:
@@ -289,7 +314,7 @@ class Seats:
 
         return run_and_return
 
-    def _sent(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def sent(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
         """On its way to the device, which nobody waits for."""
         made = torch.tensor(values, dtype=dtype)
         return made.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else made

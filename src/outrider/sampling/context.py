@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import RequestError
-from outrider.kernels.warps import WarpsRows
+from outrider.kernels.warps import Fields, WarpsRows
 from outrider.request import Request, SamplingParams
 from outrider.tree import ROOT, DraftTree
 
@@ -26,6 +27,7 @@ class Context:
     Attributes:
         temperature: 0 is greedy; rounded to float32, as the kernel takes it, so that law and draw agree.
         seed_bits: the seed's 64 bits as an int64.
+        fields: the numbers among what was asked, as those kernels take them.
         warper: kernels that warp this request's rows, wherever its law is wanted; None where PyTorch does.
     """
 
@@ -60,9 +62,9 @@ class Context:
         self.truncates = params.temperature > 0 and (
             0 < params.top_k < vocab_size or params.top_p < 1 or params.min_p > 0
         )
-        self._always_warps = bool(
-            params.logit_bias or bad_words or params.automaton or self.penalises or self.truncates
-        )
+        self._names_tokens = bool(params.logit_bias or bad_words or params.automaton)
+        self._always_warps = self._names_tokens or self.penalises or self.truncates
+        self.fields = _fields(params, self.temperature if self.truncates else None, vocab_size)
         self.warper = kernels if isinstance(kernels, WarpsRows) else None
         self._num_followed = 0
         self._num_counted = 0
@@ -85,6 +87,10 @@ class Context:
         """Whether the law at an output position differs from `softmax(logits / temperature)` in any way."""
         return self._always_warps or position < self.params.min_tokens
 
+    def warps_by_fields(self, position: int) -> bool:
+        """Whether from an output position on nothing but `fields` and what was said warps the law, if anything does."""
+        return not self._names_tokens and position >= self.params.min_tokens
+
     def counts(self, path: tuple[int, ...]) -> Tensor:
         """How often each token was said in the completion, the path's tokens included: (V,) int32."""
         self._count()
@@ -93,6 +99,12 @@ class Context:
             return self._counts
         ids = torch.tensor(path, dtype=torch.int64, device=self.device)
         return self._counts.index_add(0, ids, torch.ones_like(ids, dtype=torch.int32))
+
+    def said(self) -> tuple[Tensor, Tensor] | None:
+        """Of a request that is penalised: how often each token was said until now, and whether the prompt holds it."""
+        if self.in_prompt is None:
+            return None
+        return self.counts(()), self.in_prompt
 
     def rows(self, tree: DraftTree) -> list[Row]:
         """The rows of a tree, the root's first: `rows[i + 1]` is where the token after node `i` is drawn."""
@@ -216,6 +228,15 @@ class Row:
         output = self.context.request.output
         split = num - len(self.path)
         return self.path == words[split:] and len(output) >= split and tuple(output[-split:]) == words[:split]
+
+
+def _fields(params: SamplingParams, heat: float | None, vocab_size: int) -> Fields:
+    """heat: the temperature of what is truncated; None where nothing is."""
+    penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+    if heat is None:
+        return Fields((1.0, *penalties))
+    least = math.log(params.min_p) if params.min_p > 0 else -math.inf
+    return Fields((heat, *penalties), (params.top_p, least), params.top_k if params.top_k < vocab_size else 0)
 
 
 def _failure(verb: str, error: Exception) -> RequestError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.parcel import send
-from outrider.kernels.warps import Warps, WarpsRows
+from outrider.kernels.warps import Fields, Steps, Warps, WarpsRows
 from outrider.sampling.context import Row
 
 
@@ -32,16 +31,13 @@ def told(places: Sequence[int], rows: Sequence[Row], vocab_size: int, device: to
     """
     count = len(rows)
     edges = np.zeros((count, 4), dtype=np.int32)
-    factors = np.ones((count, 4), dtype=np.float32)
-    bounds = np.empty((count, 2), dtype=np.float64)
-    tops = np.zeros(count, dtype=np.int32)
+    fields, steps = [Fields()] * count, Steps()
     addresses = np.zeros((count, 2), dtype=np.int64)
     mask = np.full(count, -1, dtype=np.int32)
     ids: list[int] = []
     values: list[float] = []
     masks: list[np.ndarray] = []
     for number, row in enumerate(rows):
-        bounds[number] = 1.0, -math.inf
         edges[number] = len(ids)
         context, params = row.context, row.context.params
         if row.is_dead or not context.warps(row.position):
@@ -50,7 +46,6 @@ def told(places: Sequence[int], rows: Sequence[Row], vocab_size: int, device: to
         values += params.logit_bias.values()
         edges[number, 1:] = len(ids)
         if context.penalises:
-            factors[number, 1:] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
             counts, in_prompt, pending = context.counted()
             addresses[number] = counts, in_prompt
             ids += pending
@@ -63,25 +58,22 @@ def told(places: Sequence[int], rows: Sequence[Row], vocab_size: int, device: to
         if allowed is not None:
             mask[number] = len(masks)
             masks.append(_bits(allowed, vocab_size))
-        if context.truncates:
-            factors[number, 0] = context.temperature
-            tops[number] = params.top_k if params.top_k < vocab_size else 0
-            bounds[number] = params.top_p, math.log(params.min_p) if params.min_p > 0 else -math.inf
+        fields[number] = context.fields
+        steps |= context.fields.steps
     arrays = (
         np.array(places, dtype=np.int32),
         edges,
         np.array(ids or [0], dtype=np.int32),
         np.array(values or [0.0], dtype=np.float32),
-        factors,
-        bounds,
-        tops,
+        np.array([each.factors for each in fields], dtype=np.float32).reshape(count, 4),
+        np.array([each.bounds for each in fields], dtype=np.float64).reshape(count, 2),
+        np.array([each.top for each in fields], dtype=np.int32),
         addresses,
         np.stack(masks) if masks else np.zeros((1, 1), dtype=np.uint8),
         mask,
     )
     sent: Any = send(arrays, device)
-    cuts = ((tops > 0).any(), (bounds[:, 0] < 1).any(), (bounds[:, 1] > -math.inf).any())
-    return Warps(*sent, *map(bool, cuts))
+    return Warps(steps, *sent)
 
 
 def _bits(allowed: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -31,21 +31,30 @@ def measure(
     TOKENS: tl.constexpr,
     BLOCKS: tl.constexpr,
     RUNGS: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
-    """Of one block: mass and number of the tokens down to each rung."""
+    """Of one block: mass and number of the tokens down to each rung.
+
+    SLICE: no more than 512, of which the masses, up to 2^43 each, and the count fit into one number of 63 bits.
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     has_nan, top = _top(maxima, row, num_blocks, BLOCKS)
     if (has_nan == 0) & ((tl.load(bounds + row * 2) < 1.0) | (tl.load(tops + row) > 0)):
-        token = block * TOKENS + tl.arange(0, TOKENS)
+        slices, lane = tl.arange(0, TOKENS // SLICE)[:, None], tl.arange(0, SLICE)[None, :]
+        token = block * TOKENS + slices * SLICE + lane
         inside = token < vocab_size
         weight = tl.load(weights + row * vocab_size + token, mask=inside, other=float("-inf"))
         depth = _depth(weight, top, tl.load(factors + row * 4))
-        mass = tl.where(inside, _mass(depth), 0)
+        both = tl.where(inside, _mass(depth) * (2 * SLICE) + 1, 0)  # a mass, and one of a count, in one sum
+        least = tl.min(tl.min(tl.where(inside, depth, float("inf")), 1), 0)
         at = (row * num_blocks + block) * RUNGS
         for rung in tl.static_range(RUNGS):
-            below = inside & ((depth <= rung + 1.0) | (rung == RUNGS - 1))
-            tl.store(masses + at + rung, tl.sum(tl.where(below, mass, 0)))
-            tl.store(counts + at + rung, tl.sum(below.to(tl.int32)).to(tl.int64))
+            mass, count = tl.zeros((), tl.int64), tl.zeros((), tl.int64)
+            if (least <= rung + 1.0) | (rung == RUNGS - 1):  # the rungs above hold nothing of this block
+                found = tl.sum(tl.where((depth <= rung + 1.0) | (rung == RUNGS - 1), both, 0), 1)
+                mass, count = tl.sum(found // (2 * SLICE), 0), tl.sum(found % (2 * SLICE), 0)
+            tl.store(masses + at + rung, mass)
+            tl.store(counts + at + rung, count)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_ARRAYS)
@@ -153,18 +162,32 @@ def border(
         above, need, num = tl.load(above_of + row), tl.load(need_of + row), tl.load(num_of + row)
         base, ids = weights + row * vocab_size, window + row * vocab_size
         low, high, start = need * 0 + 4294967296, need * 0 - 1, num * 0
-        while start < num:
+        if num <= CHUNK:  # nearly always: the tokens are read once
             weight, _, inside = _window(base, ids, start, num, CHUNK)
-            key = _key(weight)
+            key = tl.where(inside, _key(weight), -1)
+            share = inside.to(tl.int64)
+            if not COUNTS:
+                share = tl.where(inside, _mass(_depth(weight, top, heat)), 0)
             low = tl.minimum(low, tl.min(tl.where(inside, key, 4294967296)))
-            high = tl.maximum(high, tl.max(tl.where(inside, key, -1)))
-            start += CHUNK
-        while low < high:
-            middle = low + (high - low + 1) // 2
-            if above + _down_to(base, ids, num, middle, top, heat, COUNTS, CHUNK) >= need:
-                low = middle
-            else:
-                high = middle - 1
+            high = tl.maximum(high, tl.max(key))
+            while low < high:
+                middle = low + (high - low + 1) // 2
+                reached = above + tl.sum(tl.where(key >= middle, share, 0)) >= need
+                low = tl.where(reached, middle, low)
+                high = tl.where(reached, high, middle - 1)
+        else:
+            while start < num:
+                weight, _, inside = _window(base, ids, start, num, CHUNK)
+                key = _key(weight)
+                low = tl.minimum(low, tl.min(tl.where(inside, key, 4294967296)))
+                high = tl.maximum(high, tl.max(tl.where(inside, key, -1)))
+                start += CHUNK
+            while low < high:
+                middle = low + (high - low + 1) // 2
+                if above + _down_to(base, ids, num, middle, top, heat, COUNTS, CHUNK) >= need:
+                    low = middle
+                else:
+                    high = middle - 1
         if COUNTS:
             mass = _down_to(base, ids, num, low, top, heat, False, CHUNK)
             tl.store(top_keys + row, low)

@@ -18,8 +18,12 @@ TOKENS = 1024
 """Tokens of a block."""
 LANES = 16
 """Programs that share a row where each first reads what was found in all its blocks."""
-CHUNK = 2048
+CHUNK = 8192
 """Tokens between two rungs that are looked at together."""
+SLICE = 512
+"""Tokens whose masses and count are summed as one number."""
+MEASURING, HALVING = 4, 16
+"""Warps of the programs that measure a block, and of those that look for a row's border."""
 RUNGS = 16
 """One for each nat below the top; below the last but one lies all the rest."""
 _NUMBERS = ["vocab_size", "row_stride", "mask_stride"]
@@ -41,7 +45,7 @@ def warp_rows(logits: Tensor, warps: Warps) -> Tensor:
     borders = state[4:]
     edits = (warps.edges, warps.ids, warps.values, warps.factors, warps.addresses, warps.masks, warps.mask)
     given = weights, maxima, warps.factors, warps.bounds, warps.tops
-    numbers, shape = (vocab_size, num_blocks), {"TOKENS": TOKENS, "BLOCKS": blocks}
+    steps, numbers, shape = warps.steps, (vocab_size, num_blocks), {"TOKENS": TOKENS, "BLOCKS": blocks}
     with on_device(device):
         _alter[(num_rows, num_blocks)](
             logits,
@@ -56,19 +60,21 @@ def warp_rows(logits: Tensor, warps: Warps) -> Tensor:
             TOKENS=TOKENS,
             **UNFUSED,
         )
-        if warps.cuts_top or warps.cuts_mass:
+        if steps.cuts_top or steps.cuts_mass:
             ladder = torch.empty(2, num_rows, num_blocks, RUNGS, dtype=torch.int64, device=device)
             window = torch.empty(num_rows, vocab_size, dtype=torch.int32, device=device)
-            measure[(num_rows, num_blocks)](*given, *ladder, *numbers, RUNGS=RUNGS, **shape)
-            for counts in (True,) * warps.cuts_top + (False,) * warps.cuts_mass:
+            measure[(num_rows, num_blocks)](
+                *given, *ladder, *numbers, RUNGS=RUNGS, SLICE=SLICE, num_warps=MEASURING, **shape
+            )
+            for counts in (True,) * steps.cuts_top + (False,) * steps.cuts_mass:
                 placed = window, *state[:4]
                 gather[(num_rows, lanes)](
                     *given, *ladder, *placed, *numbers, lanes, COUNTS=counts, RUNGS=RUNGS, **shape
                 )
                 border[(num_rows,)](
-                    *given, *placed, *borders, *numbers, COUNTS=counts, CHUNK=CHUNK, BLOCKS=blocks, num_warps=8
+                    *given, *placed, *borders, *numbers, COUNTS=counts, CHUNK=CHUNK, BLOCKS=blocks, num_warps=HALVING
                 )
-        if warps.cuts_top or warps.cuts_mass or warps.cuts_least:
+        if steps.cuts_top or steps.cuts_mass or steps.cuts_least:
             cut[(num_rows, num_blocks)](*given, *borders, *numbers, **shape)
     return weights
 
