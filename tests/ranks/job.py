@@ -30,6 +30,7 @@ from outrider.models.ranks.lead import LedPages
 from outrider.models.ranks.meet import meet
 from tests import artefacts
 from tests.models.tiny import make_module, make_tokenizer
+from tests.ranks.linked import exchanges
 from tests.ranks.processes import write
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
@@ -322,6 +323,10 @@ def _unless_elsewhere(select: Any) -> Any:
     return chosen
 
 
+def linked(folder: Path, ranks: Ranks) -> None:
+    write(folder, f"exchanges-{ranks.rank}", exchanges(folder, ranks))
+
+
 def captured(folder: Path, ranks: Ranks) -> None:
     """Cycles in the air, on a GPU as one graph each, against plain texts in lockstep."""
     if not ranks.leads:
@@ -366,5 +371,5 @@ def run(folder: str, scenario: str, words: Sequence[Any]) -> None:
     torch.set_num_threads(1)
     Engine.strict = True
     ranks = meet(size(), device())
-    scenarios = {"engine": engine, "captured": captured, "endless": endless, "idle": idle}
+    scenarios = {"engine": engine, "captured": captured, "linked": linked, "endless": endless, "idle": idle}
     scenarios[scenario](Path(folder), ranks, *words)
