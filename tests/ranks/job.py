@@ -325,6 +325,8 @@ def _unless_elsewhere(select: Any) -> Any:
 
 def linked(folder: Path, ranks: Ranks) -> None:
     write(folder, f"exchanges-{ranks.rank}", exchanges(folder, ranks))
+    if not ranks.leads:
+        follow.follow(ranks)
 
 
 def captured(folder: Path, ranks: Ranks) -> None:
