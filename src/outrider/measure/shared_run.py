@@ -123,8 +123,14 @@ def _parts(engine: Engine, params: SamplingParams, cycles: list[Flew], what: str
 
 
 def _engine(target: Target, **settings: Any) -> Engine:
-    slots = CONTEXT + 4 * BLOCK
-    fixed: dict[str, Any] = {"max_context": CONTEXT, "max_requests": 1, "num_slots": slots, "max_rows": MOST_ROWS}
+    slots, cards = CONTEXT + 4 * BLOCK, target.lead.ranks.size if target.lead else 1
+    fixed: dict[str, Any] = {
+        "max_context": CONTEXT,
+        "max_requests": 1,
+        "num_slots": slots,
+        "max_rows": MOST_ROWS,
+        "tensor_parallel": cards,
+    }
     return equip(
         EngineConfig(model=target.name, prefix_cache=False, self_test=False, **fixed, **settings), target, Laps()
     )[0]

@@ -46,7 +46,7 @@ def connect(rank: int, size: int, device: torch.device, agree: Agree) -> tuple[E
         error: Exception | None = None
         try:
             made = step(made)
-        except (RankError, RuntimeError, ImportError, ValueError, OSError) as caught:
+        except Exception as caught:  # of PyTorch, a compiler or a driver: each raises its own
             error = caught
         if (error := agree(error)) is not None:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
