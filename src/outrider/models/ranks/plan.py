@@ -20,7 +20,7 @@ Piece = tuple[slice, ...]
 """What a rank keeps of a parameter, an axis each; nothing of it is left where it keeps zeros instead."""
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def shard(module: Any, ranks: Ranks) -> dict[str, Piece]:
     """Keep this rank's part of every linear that the plan names, in place; sums go in the order of ranks.
 

@@ -19,7 +19,7 @@ from outrider.models.ranks.group import Ranks
 from outrider.models.ranks.plan import Piece, shard
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def read_part(source: Source, config: Any, dtype: torch.dtype, ranks: Ranks) -> Any | None:
     """The module, cut by `shard` before anything is read, with the weights of this rank's part.
 
