@@ -18,6 +18,7 @@ from types import MappingProxyType
 from outrider.control.acceptance import Acceptance
 from outrider.control.choice import Choice, best
 from outrider.control.cost import PassCost
+from outrider.control.crew import PROBE_DEPTH, PROBE_SHARE, Crew
 from outrider.control.life import Lives
 from outrider.control.objective import Objective, Throughput
 from outrider.control.prices import Prices
@@ -29,10 +30,6 @@ from outrider.tree import NO_GUESS, Budget
 
 DEEPEST = 16
 """Levels that are weighed where the user set no limit."""
-PROBE_SHARE = 0.006
-"""Share of the time that may go into finding out, while guessing does not pay, whether a text has changed: of guesses
-with a grade, and of drafters that do not rank."""
-PROBE_DEPTH = 3
 RETURN = 4.0
 """Reading must promise to bring back so many times its price: how much a text's guesses gain is not known before."""
 SUREST = 0.95
@@ -80,7 +77,7 @@ class Control:
         self.ranks = ranks
         self.extra_rows = extra_rows
         self._lives = Lives()
-        self._cycle = self._promised = 0
+        self._cycle = self._promised = self._asked_aloft = 0
 
     @property
     def cost(self) -> PassCost:
@@ -120,18 +117,36 @@ class Control:
         return budgets
 
     def outlined(self, requests: Sequence[Request]) -> dict[int, Budget]:
-        """As `budget`, for cycles in flight, whose trees have a shape before they grow: levels are weighed one by one,
-        as those of a drafter that does not rank, and no node stops at its price.
+        """As `budget`, for cycles in flight, whose trees have one shape before they grow: all guess, or nobody does,
+        and no node stops at its price.
         """
         self.prices.flies = True
-        return self._guesses(requests, MappingProxyType({}), ranks=False) if self.depth else {}
+        caps = self._meet(requests, MappingProxyType({}))
+        if self.adaptive:
+            depth = 0 if self._cycle % REMINDER == REMINDER - 1 else self._together(caps)
+            caps = {number: min(cap, depth) for number, cap in caps.items()}
+        return self._budgets(caps, {})
 
-    def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool) -> dict[int, Budget]:
+    def _meet(self, requests: Sequence[Request], grades: Mapping[int, int | None]) -> dict[int, int]:
+        """Most levels of each."""
         self.prices.at(len(requests), sum(request.num_tokens for request in requests))
-        caps = {request.id: self._cap(request, grades.get(request.id)) for request in requests}
         for request in requests:
             if self._lives.meet(request, self._cycle):
                 self.purses.begin(request.id)
+        return {request.id: self._cap(request, grades.get(request.id)) for request in requests}
+
+    def _together(self, caps: Mapping[int, int]) -> int:
+        """Levels of the guesses of all requests in flight."""
+        rates = {number: (self.acceptance.rate(number, None), cap) for number, cap in caps.items() if cap}
+        crew = Crew(rates, len(caps), self.width, self.nodes)
+        if depth := crew.best(self.prices, self.objective):
+            self._promised = self._cycle
+            return depth
+        reading = max(map(self._catch_up, rates), default=0.0)
+        return crew.probe(self.prices, self._cycle - self._asked_aloft, reading)
+
+    def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool) -> dict[int, Budget]:
+        caps = self._meet(requests, grades)
         if not self.adaptive:
             return self._budgets(caps, grades)
         if self._cycle % REMINDER == REMINDER - 1:
@@ -154,6 +169,8 @@ class Control:
         self._cycle += bool(record.cycles)
         self.purses.earn(len(record.cycles))
         asked = [cycle for cycle in record.cycles if cycle.asked or cycle.depth] if self.depth else []
+        if asked and record.overlaps:
+            self._asked_aloft = self._cycle
         deepest: dict[bool, int] = {}
         lag = 0
         for cycle in asked:
