@@ -250,13 +250,11 @@ class Reporter:
         """Other engines; each has the device for itself."""
         scope, rows = self._scope, self._rows
         _free()
-        module = twin_or_module(rows.model, rows.widen, rows.device)
-        yield from transformers_peers(module, rows.prompts, scope.max_tokens, self._progress)
-        del module
-        _free()
         if rows.device.type == "cuda":
             work = VllmWork(rows.config, rows.prompts, scope.max_tokens, scope.tau, scope.depth, scope.vllm)
             yield from vllm_peers(work, scope.together, rows.device, self._progress)
+        module = twin_or_module(rows.model, rows.widen, rows.device)
+        yield from transformers_peers(module, rows.prompts, scope.max_tokens, self._progress)
 
     @contextmanager
     def _opened(self, drafter: str) -> Iterator[Any]:

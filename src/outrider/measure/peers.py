@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ class Peer:
 
 def transformers_peers(
     module: Any, prompts: Sequence[tuple[int, ...]], max_tokens: int, progress: Callable[[str], None]
-) -> list[Peer]:
+) -> Iterator[Peer]:
     """Greedy `generate`, one prompt at a time: plain, with prompt lookup, and with a static cache that is compiled.
 
     Every reply has exactly `max_tokens` tokens. Two are answered before, the longest prompt first: for a longer one a
@@ -58,7 +58,8 @@ def transformers_peers(
         f"prompt lookup {LOOKUP}": {"prompt_lookup_num_tokens": LOOKUP},
         "static cache, torch.compile": {"cache_implementation": "static"},
     }
-    return [_transformers(f"Transformers, {way}", module, prompts, max_tokens, k, progress) for way, k in ways.items()]
+    for way, keywords in ways.items():
+        yield _transformers(f"Transformers, {way}", module, prompts, max_tokens, keywords, progress)
 
 
 def _transformers(
