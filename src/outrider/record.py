@@ -104,7 +104,8 @@ class Record:
 
     Attributes:
         keys: that all rows read together. overlaps: a cycle on the device beside others: only `seconds_total` is known,
-            from the end of the one before.
+            from the end of the one before. captures: a graph was taken meanwhile, so that its seconds tell nothing of
+            the next ones.
         saving: of all its requests together; None where there is no drafter, or nobody decoded.
         seconds_books: part of the total that guessing costs even where nobody guesses: grades, budgets, and what the
             drafter looks at.
@@ -124,6 +125,7 @@ class Record:
     saving: Saving | None = None
     seconds_books: float = 0.0
     seconds_expected: float | None = None
+    captures: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,18 @@ def test_graphs_of_filled_crews_change_nothing(drafter: str, width: int) -> None
     assert len(graphs.crews) == len(set(graphs._captured)), "a shape was captured twice"
 
 
+def test_a_cycle_says_that_graphs_were_taken_meanwhile() -> None:
+    engine = toy.make_engine("small_model", depth=3, in_flight=2, blocks=300)
+    engine.pipeline._cycle._graphs = graphs = Replayed()
+    for number in range(2):
+        engine.add(toy.make_request(number, [1, 2, 3], SamplingParams(max_tokens=30)))
+        records = []
+        while not engine.scheduler.is_idle:
+            records.append(engine.step()[1])
+        assert sum(record.captures for record in records) == (1 if number == 0 else 0)
+    assert graphs.crews == [1]
+
+
 def test_a_target_of_one_width_flies_where_one_pass_holds_a_cycle() -> None:
     """A wider batch is split on the host, which a graph cannot be taken of: it runs in lockstep."""
     for nodes, flies in ((3, True), (4, False)):

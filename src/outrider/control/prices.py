@@ -144,6 +144,8 @@ class Prices:
         self.learnt += 1
         if record.cycles and record.keys:
             self.at(len(record.cycles), len(record.cycles) * record.keys // record.rows)
+        if record.captures:
+            return None
         if record.overlaps:
             expected = self.rows(record.rows) + self.aloft.planning
             expected += sum(self.aloft.drafting[False].seconds(levels) for levels in deepest.values())

@@ -66,9 +66,10 @@ def flown(
     told: Sequence[Sequence[int]],
     seconds: float,
     economy: Economy | None = None,
+    captures: bool = False,
 ) -> Record:
     """The record of a cycle on the device. told: of each request, the tree's nodes and levels as the last two
-    numbers. seconds: since the cycle before was read. economy: as of `record`.
+    numbers. seconds: since the cycle before was read. economy: as of `record`. captures: as of `Record`.
     """
     cycles = []
     for emission, (*_, drafted, depth) in zip(emissions, told, strict=False):  # a crew may be filled up
@@ -89,6 +90,7 @@ def flown(
         seconds_total=seconds,
         keys=sum(request.num_tokens for request in flight.requests) * (flight.outline.nodes + 1),
         overlaps=True,
+        captures=captures,
     )
     return _priced(made, emissions, economy)
 

@@ -135,6 +135,8 @@ class Economy:
         return found.value, DOUBT_REST * found.value * math.sqrt(BELIEF / (BELIEF + found.seen))
 
     def _learn(self, record: Record) -> None:
+        if record.captures:
+            return
         plain, price = not _guesses(record), self._price(record.rows)
         if record.overlaps:
             if plain:

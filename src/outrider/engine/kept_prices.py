@@ -24,6 +24,8 @@ from outrider.models.target import Target
 
 ENOUGH = 256
 """Passes that must have refined prices before they are kept: a short run knows little that its start did not."""
+FORM = 2
+"""Of what is kept; prices of 1 counted the taking of graphs as time of cycles."""
 MOST = 100
 """Files that are kept, the newest ones."""
 
@@ -41,6 +43,7 @@ class Shelf:
         is_cuda = target.device.type == "cuda"
         device = [torch.cuda.get_device_name(target.device)] if is_cuda else cpu_flags()
         told: dict[str, Any] = {
+            "form": FORM,
             "model": [target.name, target.nbytes, target.way, target.dtype, target.numerics, target.fixed_width],
             "ranks": config.tensor_parallel,
             "device": [str(target.device), hashlib.sha256("\0".join(device).encode()).hexdigest()[:16]],

@@ -65,6 +65,7 @@ class Pipeline:
         self._grounded: set[int] = set()
         self.landed: Aloft | None = None  # the cycle that was read last
         self._read = 0.0
+        self._captured = 0  # graphs that had been taken then
         self._unread = 1  # most tokens of a seat that its drafter has yet to read behind all that is in the air
         scheduler, control, target = engine.scheduler, engine.control, engine.target
         size = scheduler.ledger.block_size
@@ -134,9 +135,10 @@ class Pipeline:
         self.landed = flight
         told = flight.told.read()
         emissions = [self._settle(flight, request, row) for request, row in zip(flight.requests, told, strict=False)]
-        now = time.perf_counter()
-        record = account.flown(flight, emissions, told, now - max(flight.started, self._read), engine.economy)
-        self._read = now
+        now, captured = time.perf_counter(), self.num_captured
+        seconds, captures = now - max(flight.started, self._read), captured != self._captured
+        record = account.flown(flight, emissions, told, seconds, engine.economy, captures)
+        self._read, self._captured = now, captured
         over = [emission.request for emission in emissions if emission.tokens and emission.request.finish_reason]
         for request in over:
             assert request.finish_reason is not None
