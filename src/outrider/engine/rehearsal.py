@@ -16,6 +16,8 @@ from outrider.models.batch import BatchBuilder, FlatBatch
 from outrider.models.graph import BUCKETS
 from outrider.models.target import Target
 
+WIDER = (128, 256)
+"""Widths that are measured on a GPU besides: trees of several requests fill them, and cost less than in proportion."""
 STREAMS, INNER = 8, 4
 """Float32 numbers of a row in a pass on a CPU, counted from above: in hidden channels, and in units of the MLP."""
 
@@ -41,17 +43,23 @@ def take_graphs(target: Target, pages: Pages, rows: int, block_size: int, taps: 
     if getattr(target.model, "graphs", None) is None:
         return
     widest = min(rows, target.fixed_width or BUCKETS[-1])
-    widths = {widest} if target.fixed_width else {widest, *(width for width in WIDTHS if width < widest)}
+    widths = {widest} if target.fixed_width else {widest, *(width for width in (*WIDTHS, *WIDER) if width < widest)}
     for width in sorted(widths, reverse=True):
         target.forward(_blank(target, width, block_size), pages, taps=taps)
 
 
 def prices_of(
-    target: Target, pages: Pages, block_size: int, taps: tuple[int, ...] = (), kept: Prices | None = None
+    target: Target,
+    pages: Pages,
+    block_size: int,
+    taps: tuple[int, ...] = (),
+    kept: Prices | None = None,
+    rows: int = WIDTHS[-1],
 ) -> Prices:
     """Seconds of passes by rows, which read and write the block that belongs to nobody.
 
-    kept: what was measured before, taken over where a few passes confirm it.
+    kept: what was measured before, taken over where a few passes confirm it. rows: of the widest pass; on a GPU, where
+    trees of several requests fill wide ones, more of them are measured.
     """
     longest = min(target.max_positions - 1, pages.num_slots - block_size, LONG)
     for stack in (*pages.keys, *pages.values):
@@ -64,7 +72,8 @@ def prices_of(
     if kept is not None and (dearer := kept.cost.confirmed(run)) is not None:
         kept.scale(dearer)
         return kept
-    return Prices(PassCost.measure(run, longest=longest))
+    wider = tuple(width for width in WIDER if width <= rows) if target.device.type == "cuda" else ()
+    return Prices(PassCost.measure(run, (*WIDTHS, *wider), longest=longest))
 
 
 def _seconds(target: Target, pages: Pages, batch: FlatBatch, taps: tuple[int, ...]) -> float:

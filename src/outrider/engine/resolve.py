@@ -171,7 +171,7 @@ def _engine(
     ledger = Ledger(BlockPool(num_slots // config.block_size, config.block_size), stacks, config.prefix_cache)
     take_graphs(target, pages, memory.max_rows, config.block_size, needs.taps)
     shelf = Shelf.of(config, target, drafter)
-    control.prices = prices_of(target, pages, config.block_size, needs.taps, shelf.read())
+    control.prices = prices_of(target, pages, config.block_size, needs.taps, shelf.read(), memory.max_rows)
     scheduler = Scheduler(ledger, needs, config.max_requests, memory.max_rows, max_context)
     in_flight = _in_flight(config, target, drafter)
     engine = Engine(target, pages, scheduler, drafter, control, config.acceptance, in_flight)
