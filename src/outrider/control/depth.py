@@ -18,7 +18,7 @@ from types import MappingProxyType
 from outrider.control.acceptance import Acceptance
 from outrider.control.choice import Choice, best
 from outrider.control.cost import PassCost
-from outrider.control.crew import PROBE_DEPTH, PROBE_SHARE, Crew
+from outrider.control.crew import PROBE_DEPTH, PROBE_SHARE, RETURN, Bounds, Together
 from outrider.control.life import Lives
 from outrider.control.objective import Objective, Throughput
 from outrider.control.prices import Prices
@@ -28,10 +28,9 @@ from outrider.record import Record
 from outrider.request import Request
 from outrider.tree import NO_GUESS, Budget
 
+UNBOUNDED = 1 << 30
 DEEPEST = 16
 """Levels that are weighed where the user set no limit."""
-RETURN = 4.0
-"""Reading must promise to bring back so many times its price: how much a text's guesses gain is not known before."""
 SUREST = 0.95
 """No guess is surer than this."""
 FAINT = 0.02
@@ -46,6 +45,9 @@ FREE = 1.02
 
 class Control:
     """Chooses a budget a request from running acceptance times measured costs.
+
+    Attributes:
+        rows: most of a pass, which cycles in flight are held to.
 
     Args:
         depth: most levels (None: `DEEPEST`). width: most children of one node. nodes: most of a tree (None: depth x
@@ -76,8 +78,10 @@ class Control:
         self.adaptive = adaptive
         self.ranks = ranks
         self.extra_rows = extra_rows
+        self.rows = UNBOUNDED
         self._lives = Lives()
-        self._cycle = self._promised = self._asked_aloft = 0
+        self._aloft = Together()
+        self._cycle = self._promised = 0
 
     @property
     def cost(self) -> PassCost:
@@ -122,10 +126,15 @@ class Control:
         """
         self.prices.flies = True
         caps = self._meet(requests, MappingProxyType({}))
-        if self.adaptive:
-            depth = 0 if self._cycle % REMINDER == REMINDER - 1 else self._together(caps)
-            caps = {number: min(cap, depth) for number, cap in caps.items()}
-        return self._budgets(caps, {})
+        if not self.adaptive:
+            return self._budgets(caps, {})
+        if self._cycle % REMINDER == REMINDER - 1:
+            return {}
+        rates = {number: (self.acceptance.rate(number, None), cap) for number, cap in caps.items() if cap}
+        lives, bounds = {number: self._lives[number] for number in caps}, Bounds(self.width, self.nodes, self.rows)
+        depths, promises = self._aloft.depths(rates, lives, bounds, self.prices, self.objective, self._cycle)
+        self._promised = self._cycle if promises else self._promised
+        return self._budgets(depths, {})
 
     def _meet(self, requests: Sequence[Request], grades: Mapping[int, int | None]) -> dict[int, int]:
         """Most levels of each."""
@@ -134,16 +143,6 @@ class Control:
             if self._lives.meet(request, self._cycle):
                 self.purses.begin(request.id)
         return {request.id: self._cap(request, grades.get(request.id)) for request in requests}
-
-    def _together(self, caps: Mapping[int, int]) -> int:
-        """Levels of the guesses of all requests in flight."""
-        rates = {number: (self.acceptance.rate(number, None), cap) for number, cap in caps.items() if cap}
-        crew = Crew(rates, len(caps), self.width, self.nodes)
-        if depth := crew.best(self.prices, self.objective):
-            self._promised = self._cycle
-            return depth
-        reading = max(map(self._catch_up, rates), default=0.0)
-        return crew.probe(self.prices, self._cycle - self._asked_aloft, reading)
 
     def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool) -> dict[int, Budget]:
         caps = self._meet(requests, grades)
@@ -170,7 +169,7 @@ class Control:
         self.purses.earn(len(record.cycles))
         asked = [cycle for cycle in record.cycles if cycle.asked or cycle.depth] if self.depth else []
         if asked and record.overlaps:
-            self._asked_aloft = self._cycle
+            self._aloft.asked = self._cycle
         deepest: dict[bool, int] = {}
         lag = 0
         for cycle in asked:

@@ -68,6 +68,11 @@ class DraftCost:
         return self._num_seen > 0 and (self._num_read > 0 or not reads)
 
     @property
+    def has_read(self) -> bool:
+        """Whether reading was ever seen."""
+        return self._num_read > 0
+
+    @property
     def level(self) -> float:
         """Expected seconds of one more level; 0 before any is known."""
         if not self._num_seen:

@@ -148,8 +148,9 @@ class Prices:
             return None
         if record.overlaps:
             expected = self.rows(record.rows) + self.aloft.planning
-            expected += sum(self.aloft.drafting[False].seconds(levels) for levels in deepest.values())
-            self._learn_aloft(record, deepest)
+            price = self.aloft.drafting[False]
+            expected += sum(price.seconds(levels) for levels in deepest.values()) + lag * price.catch_up
+            self._learn_aloft(record, deepest, lag)
             return expected
         around = self.lockstep
         drafting = around.guesses(deepest) + lag * around.drafting[False].catch_up
@@ -176,15 +177,21 @@ class Prices:
         if not lag:
             around.drafting[False].fade()
 
-    def _learn_aloft(self, record: Record, deepest: Mapping[bool, int]) -> None:
+    def _learn_aloft(self, record: Record, deepest: Mapping[bool, int], lag: int) -> None:
         """Nobody knows the parts of such a cycle: what it takes beyond its pass, and beyond what one without guesses
         does, is the price of guessing.
         """
         beyond = max(0.0, record.seconds_total - self.rows(record.rows))
         if not deepest:
             self.aloft.planning = _mean(self.aloft.planning, beyond)
+        price, beyond = self.aloft.drafting[False], max(0.0, beyond - self.aloft.planning)
         for levels in deepest.values():
-            self.aloft.drafting[False].learn(levels, max(0.0, beyond - self.aloft.planning))
+            if lag:
+                price.learn_catch_up(levels, beyond, lag)
+            else:
+                price.learn(levels, beyond)
+        if not lag:
+            price.fade()
 
 
 def _mean(old: float, new: float) -> float:

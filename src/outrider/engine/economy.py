@@ -92,8 +92,9 @@ class Economy:
         self.recent = Saving()
 
     def settle(self, record: Record, tallies: Mapping[int, Tally]) -> Saving | None:
-        """Price a pass, add each request's part to its tally, learn; returns the sum, None where nobody decoded."""
-        if not record.cycles:
+        """Price a pass, add each request's part to its tally, learn; returns the sum, None where nobody decoded, or
+        a graph was taken meanwhile."""
+        if not record.cycles or record.captures:
             return None
         price = self.price(record)
         whole = Saving()
@@ -135,8 +136,6 @@ class Economy:
         return found.value, DOUBT_REST * found.value * math.sqrt(BELIEF / (BELIEF + found.seen))
 
     def _learn(self, record: Record) -> None:
-        if record.captures:
-            return
         plain, price = not _guesses(record), self._price(record.rows)
         if record.overlaps:
             if plain:

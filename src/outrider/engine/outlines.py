@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from outrider.control.crew import Bounds
 from outrider.models.seats import Outline
 from outrider.tree import Budget
 
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Of trees where control may choose any: every one has graphs of its own."""
-SLIGHTLY = 8
-"""Rows beyond a power of two that are left out, as a part of it."""
 MOST_UNREAD = 8
 """Tokens that a drafter fed from taps leaves for later at most, while nothing is guessed."""
 
@@ -39,18 +38,11 @@ def outline_of(
     if control.adaptive:
         deepest = max(depth for depth in DEPTHS if depth <= deepest)
     width = max(budget.width for budget in given)
-    nodes = deepest if width == 1 else min(control.nodes, deepest * width, rows)
-    if control.adaptive and width > 1:
-        nodes = max(deepest, _rounded(num_requests, nodes))
+    if control.adaptive:
+        nodes = Bounds(width, control.nodes, engine.scheduler.max_rows).nodes_of(deepest, num_requests)
+    else:
+        nodes = deepest if width == 1 else min(control.nodes, deepest * width, rows)
     return Outline(min(deepest, nodes), width, nodes, max(deepest + 1, unread))
-
-
-def _rounded(num_requests: int, nodes: int) -> int:
-    """Fewer nodes of each tree where the rows of the pass would only just exceed a power of two, up to which a pass has
-    tiles of its own."""
-    rows = num_requests * (nodes + 1)
-    power = 1 << (rows.bit_length() - 1)
-    return power // num_requests - 1 if rows - power <= power // SLIGHTLY else nodes
 
 
 def _without_guess(has_taps: bool, unread: int) -> Outline:

@@ -68,6 +68,7 @@ class Pipeline:
         self._captured = 0  # graphs that had been taken then
         self._unread = 1  # most tokens of a seat that its drafter has yet to read behind all that is in the air
         scheduler, control, target = engine.scheduler, engine.control, engine.target
+        control.rows = scheduler.max_rows
         size = scheduler.ledger.block_size
         widest = control.depth, control.width, control.nodes
         levels, blocks = seating(engine.drafter, *widest, scheduler.max_context, size)
@@ -199,7 +200,7 @@ class Pipeline:
         """How the rows of these requests are warped."""
         contexts = [self._engine._contexts[request.id] for request in requests]
         warped = [context.fields.steps for context in contexts if context.warps(context.position)]
-        return reduce(or_, warped) if warped else None
+        return reduce(or_, warped, Steps()).in_general()
 
     def _num_aloft(self, request: Request) -> int:
         return sum(request in flight.requests for flight in self._air)

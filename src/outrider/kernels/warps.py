@@ -18,6 +18,11 @@ class Steps:
     cuts_mass: bool = False
     cuts_least: bool = False
 
+    def in_general(self) -> Steps | None:
+        """One of the few kinds that graphs are taken of: rows skip by their own numbers what they do not need."""
+        cuts = self.cuts_top or self.cuts_mass or self.cuts_least
+        return Steps(self.penalises, cuts, cuts, cuts) if cuts or self.penalises else None
+
     def __or__(self, other: Steps) -> Steps:
         return Steps(
             self.penalises or other.penalises,

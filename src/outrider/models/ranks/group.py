@@ -196,7 +196,7 @@ class Ranks:
     def _ordering(self, letters: Sequence[bytes]) -> Iterator[None]:
         """Tell these orders; they are carried out when the block ends well."""
         with self.lock:
-            dropped = [self._dropped.popleft() for _ in range(len(self._dropped))]
+            dropped = [self._dropped.popleft() for _ in range(len(self._dropped))] if letters else []
             was_whole, self.is_whole = self.is_whole, False
             if not was_whole:
                 raise RankError(
