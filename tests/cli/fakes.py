@@ -63,6 +63,8 @@ class FakeTokenizer:
 
 
 class FakeMemory:
+    max_rows, graphs = 512, 0
+
     def sentence(self) -> str:
         return "weights 1 MiB"
 
@@ -89,7 +91,7 @@ class FakeLLM:
     asked: list[tuple[Any, SamplingParams, bool]] = field(default_factory=list)
     closed: bool = False
     resolved: FakeResolved = field(default_factory=FakeResolved)
-    engine: SimpleNamespace = field(default_factory=SimpleNamespace)
+    engine: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(fault=None, pipeline=None))
     tokenizer: FakeTokenizer = field(default_factory=FakeTokenizer)
 
     @property

@@ -143,6 +143,26 @@ def test_an_engine_is_timed_from_prompt_to_last_token(tmp_path):
     assert "no id of this model" in ours(llm, SamplingParams())([Prompt("c", (10**6,))], 5).error
 
 
+def test_where_a_drafter_failed_there_is_no_figure(tmp_path):
+    """Its texts go on plainly, and plain decoding beside itself would look like a drafter that costs nothing."""
+    make_module("llama").save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    llm = LLM(str(tmp_path), drafter="ngram", adaptive=False, depth=3, num_slots=512, self_test=False, threads=1)
+    contender, asked = ours(llm, SamplingParams(ignore_eos=True)), [Prompt("a", (5, 6, 7, 5, 6, 7))]
+    chain = fixed(llm, contender, 2, 1)
+
+    def broken(asks):
+        raise MemoryError("no room\nfor it")
+
+    llm.engine.drafter.propose, llm.engine.strict = broken, False
+    assert "no room" in chain(asked, 8).error
+    assert "no room" in contender(asked, 8).error
+    assert len(llm.generate([(5, 6, 7)], SamplingParams(max_tokens=8, ignore_eos=True), raw=True)[0].token_ids) == 8
+    for run in (contender(asked, 8), chain(asked, 8)):
+        assert run.error
+        assert run.tokens == 0
+
+
 def test_expected_tokens_are_the_sum_of_a_series():
     """Leviathan et al.: one token surely, and one more for each guess that all before it let through."""
     for alpha in (0.0, 0.5, 0.8, 1.0):

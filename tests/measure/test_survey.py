@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from outrider.errors import ConfigError
@@ -68,6 +70,42 @@ def test_speed_is_told_by_task_against_plain_runs_of_the_same_prompts():
     mine, plain = rows[0].speeds["rag"]
     assert len(mine.runs) == len(plain.runs) == 2
     assert rows[0].to_json()["speed"]["qa"]["runs"] == 2
+
+
+def test_an_engine_that_memory_left_narrower_passes_is_no_match():
+    """Plain decoding is opened first, so that whoever comes last would run crippled, and flatter the others."""
+
+    def open_ever_narrower(settings):
+        llm = open_fake(settings)
+        llm.resolved.memory = SimpleNamespace(max_rows=512 if settings["drafter"] == "none" else 128, graphs=0)
+        return llm
+
+    rows = measure_speed(open_ever_narrower, [Variant("ngram", 0.0)], by_task(PROMPTS, 2), SamplingParams(max_tokens=4))
+    assert "passes of 128 rows" in rows[0].error
+    assert rows[0].speeds == {}
+
+
+def test_graphs_are_taken_before_anything_is_timed():
+    """Each engine takes two, one an answer: its third answer takes none."""
+    taken = []
+
+    class Pipeline:
+        num_captured = 0
+
+    def open_counting(settings):
+        llm = open_fake(settings)
+        llm.engine.pipeline, generate = Pipeline(), llm.generate
+
+        def counted(prompts, params, raw=False, watch=None):
+            llm.engine.pipeline.num_captured = min(2, llm.engine.pipeline.num_captured + 1)
+            taken.append(settings["drafter"])
+            return generate(prompts, params, raw, watch)
+
+        llm.generate = counted
+        return llm
+
+    measure_speed(open_counting, [Variant("ngram", 0.0)], by_task(PROMPTS, 2), SamplingParams(max_tokens=4))
+    assert taken[:6] == ["none"] * 3 + ["ngram"] * 3
 
 
 def test_tasks_come_from_the_file(tmp_path):

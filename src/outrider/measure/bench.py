@@ -147,11 +147,13 @@ def bench(
     repeats: int = 1,
     together: int = 1,
     warm: bool = True,
+    first: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Figures]:
     """Let every contender answer every prompt, so many together; who begins changes from block to block.
 
-    warm: all begin with a few tokens that nobody times: caches, threads, lazily made tables.
+    first: whose turn it is to begin, by number. warm: all begin with a few tokens that nobody times: caches, threads,
+    lazily made tables.
 
     Raises:
         ConfigError: without prompts, or where nobody is called `PLAIN`. A run that fails is told of in its figures.
@@ -166,7 +168,7 @@ def bench(
     for turn in range(repeats * len(blocks)):
         number = turn % len(blocks)
         said = ", ".join(dict.fromkeys(prompt.name for prompt in blocks[number]))
-        start = turn % len(names)
+        start = (first + turn) % len(names)
         for name in (*names[start:], *names[:start]):
             figures[name].runs.append(contenders[name](blocks[number], max_tokens))
             figures[name].blocks.append((number, said))

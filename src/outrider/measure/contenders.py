@@ -145,6 +145,8 @@ def ours(llm: Any, params: Any, raw: bool = False) -> Contender:
             return Run(error=str(error))
         seconds = time.perf_counter() - watch.began
         failed = [f"{p.name}: {r.error}" for p, r in zip(prompts, results, strict=True) if r.error is not None]
+        if llm.engine.fault is not None:  # texts went on plainly, and their speed is nobody's
+            return Run(error=str(llm.engine.fault))
         if failed:
             return Run(error="; ".join(failed))
         tally = Tally()
@@ -164,8 +166,11 @@ def fixed(llm: Any, contender: Contender, depth: int, width: int) -> Contender:
     """The contender of this `LLM` with its tree filled in every cycle; its control is none the wiser."""
 
     def run(prompts: Sequence[Prompt], max_tokens: int) -> Run:
-        with llm.always_guessing(depth, width, apart=True):
-            return contender(prompts, max_tokens)
+        try:
+            with llm.always_guessing(depth, width, apart=True):
+                return contender(prompts, max_tokens)
+        except Exception as error:  # a drafter's fault is raised there, whatever it is
+            return Run(error=(str(error).strip().splitlines() or [type(error).__name__])[0])
 
     return run
 

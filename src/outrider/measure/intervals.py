@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median over prompts, and bounds that hold it in 95 of 100 such runs; None with fewer than `LEAST` values."""
+    """A median over prompts, or turns, and bounds that hold it in 95 of 100 such runs; None with fewer than `LEAST` values."""
 
     ratio: float
     low: float | None
@@ -64,7 +64,7 @@ def quotient_of(percent: float, above: Sequence[Sequence[float]], below: Sequenc
 def median(values: Sequence[float]) -> Interval | None:
     """The median with its bootstrap bounds (percentiles of resampled medians, the same at every call); None of nothing.
 
-    Each value should be of a prompt of its own: what is drawn anew is the prompts.
+    Each value should be of a prompt, or a turn, of its own: what is drawn anew is these.
     """
     if not values:
         return None

@@ -7,12 +7,16 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.errors import OutriderError
-from outrider.measure.bench import PLAIN, Figures, bench
+import torch
+
+from outrider.errors import CapacityError, OutriderError
+from outrider.measure.bench import PLAIN, Figures, bench, blocks_of
 from outrider.measure.contenders import Contender, fixed, ours
 from outrider.measure.prompts import Prompt
 from outrider.measure.survey import Open, Progress, Row, Variant
 
+MOST_WARM_UPS = 4
+"""Whole answers before the first that counts, while graphs are still taken."""
 Speeds = dict[str, tuple[Figures, Figures]]
 """By task, somebody's runs and plain decoding's."""
 
@@ -58,7 +62,7 @@ def measure_speed(
         for company in [drafters] if pace.at_once else [[drafter] for drafter in drafters]:
             with ExitStack() as stack:
                 mine = [row for row in rows if row.variant.drafter in company]
-                opened = list(_opened(open_llm, mine, describe, stack))
+                opened = list(_opened(open_llm, plain, mine, describe, stack))
                 for cell in _cells(opened):
                     progress(f"speed {1 + rows.index(cell[0][0])} of {len(rows)}: {cell[0][0].variant.drafter}")
                     found = _raced(plain, cell, tasks, params, pace, peers)
@@ -69,7 +73,7 @@ def measure_speed(
 
 
 def _opened(
-    open_llm: Open, rows: Sequence[Row], describe: Callable[[str, Any], None], stack: ExitStack
+    open_llm: Open, plain: Any, rows: Sequence[Row], describe: Callable[[str, Any], None], stack: ExitStack
 ) -> Iterator[tuple[Row, Any]]:
     """Each row with its engine, one a drafter, open as long as the stack is; "auto" is told by its name."""
     engines: dict[str, Any] = {}
@@ -77,10 +81,13 @@ def _opened(
         drafter = row.variant.drafter
         if drafter not in engines:
             try:
-                engines[drafter] = stack.enter_context(closing(open_llm(Variant(drafter, 0.0).settings() | _rule(row))))
+                llm = stack.enter_context(closing(open_llm(Variant(drafter, 0.0).settings() | _rule(row))))
+                engines[drafter] = _narrower(llm, plain) or llm
+            except torch.OutOfMemoryError:
+                engines[drafter] = CapacityError("the device has no memory left for it beside the others: name fewer")
             except OutriderError as error:
                 engines[drafter] = error
-            else:
+            if not isinstance(engines[drafter], OutriderError):
                 describe(_name(drafter, engines[drafter]), engines[drafter])
         llm = engines[drafter]
         if isinstance(llm, OutriderError):
@@ -106,6 +113,27 @@ def _cells(opened: Sequence[tuple[Row, Any]]) -> list[list[tuple[Row, Any]]]:
     return list(cells.values())
 
 
+def _take_graphs(contender: Contender, llm: Any, prompts: Sequence[Prompt], max_tokens: int) -> None:
+    """Where cycles fly: answer whole prompts until no graph is taken any more, which would be timed later."""
+    pipeline = llm.engine.pipeline
+    for _ in range(MOST_WARM_UPS if pipeline is not None else 0):
+        captured = pipeline.num_captured
+        contender(prompts, max_tokens)
+        if pipeline.num_captured == captured:
+            return
+
+
+def _narrower(llm: Any, plain: Any) -> OutriderError | None:
+    """Why an engine is no match for the plain one: memory left it narrower passes, or no graphs."""
+    mine, others = llm.resolved.memory, plain.resolved.memory
+    if mine.max_rows < others.max_rows or (others.graphs and not mine.graphs):
+        return CapacityError(
+            f"memory beside the others leaves it passes of {mine.max_rows} rows and {mine.graphs >> 20} MiB of graphs, "
+            f"where plain decoding has {others.max_rows} and {others.graphs >> 20}: name fewer, or lower num_slots"
+        )
+    return None
+
+
 def _raced(
     plain: Any,
     cell: Sequence[tuple[Row, Any]],
@@ -122,9 +150,13 @@ def _raced(
     for key, (row, llm) in zip(keys, cell, strict=True):
         shape, contender = row.variant.shape, ours(llm, asked, pace.raw)
         contenders[key] = contender if shape is None else fixed(llm, contender, shape.depth, shape.width)
+    first = next(blocks_of(next(iter(tasks.values())), variant.together))
+    for name, llm in zip((PLAIN, *keys), (plain, *(llm for _, llm in cell)), strict=True):
+        _take_graphs(contenders[name], llm, first, params.max_tokens)
     found: dict[str, Speeds] = {name: {} for name in peers}
     for number, (task, prompts) in enumerate(tasks.items()):
-        figures = bench(contenders, prompts, params.max_tokens, pace.repeats, variant.together, warm=not number)
+        given = prompts, params.max_tokens, pace.repeats, variant.together
+        figures = bench(contenders, *given, warm=not number, first=number)
         for key, (row, _) in zip(keys, cell, strict=True):
             row.speeds[task] = figures[key], figures[PLAIN]
             row.tallies[task] = figures[key].pooled()

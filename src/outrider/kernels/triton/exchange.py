@@ -26,7 +26,7 @@ BLOCK = 512
 """Numbers of a program."""
 WARPS = 4
 PROGRAMS = 1024
-"""Most of a launch: fewer than run at once, so that none waits for one that cannot start."""
+"""Most of a launch: fewer than run at once on any card that joins by NVLink, and they start in their order anyway."""
 ROOM = BLOCK * PROGRAMS
 """Numbers of one exchange."""
 LOOKS = 1 << 20
