@@ -6,7 +6,7 @@ from outrider.control.cost import PassCost
 from outrider.control.depth import Control
 from outrider.engine.economy import Economy
 from outrider.record import Record, RequestCycle, Tally
-from tests.control.test_crew import CARD
+from tests.control.test_company import CARD
 
 PLAIN, GUESS = RequestCycle(0, 0, 0, 1), RequestCycle(0, 4, 4, 3, asked=True)
 

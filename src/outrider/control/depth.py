@@ -17,8 +17,8 @@ from types import MappingProxyType
 
 from outrider.control.acceptance import Acceptance
 from outrider.control.choice import Choice, best
+from outrider.control.company import PROBE_DEPTH, PROBE_SHARE, RETURN, Bounds, Together
 from outrider.control.cost import PassCost
-from outrider.control.crew import PROBE_DEPTH, PROBE_SHARE, RETURN, Bounds, Together
 from outrider.control.life import Lives
 from outrider.control.objective import Objective, Throughput
 from outrider.control.prices import Prices

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from outrider.control.crew import Bounds
+from outrider.control.company import Bounds
 from outrider.models.seats import Outline
 from outrider.tree import Budget
 

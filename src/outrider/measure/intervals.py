@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A median over prompts, or turns, and bounds that hold it in 95 of 100 such runs; None with fewer than `LEAST` values."""
+    """A median over prompts, or turns, and bounds that hold it in 95 of 100 such runs; None of fewer than `LEAST`."""
 
     ratio: float
     low: float | None

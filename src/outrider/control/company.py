@@ -43,7 +43,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class Company:
     """The requests of a cycle in flight.
 
     Attributes:
@@ -113,19 +113,19 @@ class Together:
         """Levels of each request, and whether they promise a gain.
 
         Args:
-            rates: as of `Crew`. lives: of all that decode. cycle: how many were before this one.
+            rates: as of `Company`. lives: of all that decode. cycle: how many were before this one.
         """
         known, lags = prices.drafting[False], {number: lives[number].lag for number in rates}
-        crew = Crew(rates, len(lives), bounds)
-        if crew.most and any(lags.values()) and not known.has_read:
+        company = Company(rates, len(lives), bounds)
+        if company.most and any(lags.values()) and not known.has_read:
             # Nobody knows what reading costs: one does it, as many at once might read all their prompts for nothing.
             first = min((number for number in rates if lags[number]), key=lambda number: lags[number])
             self.asked = cycle
-            return {first: min(rates[first][1], crew.most, PROBE_DEPTH)}, False
-        depth, saved = crew.best(prices, objective)
+            return {first: min(rates[first][1], company.most, PROBE_DEPTH)}, False
+        depth, saved = company.best(prices, objective)
         reading = known.catch_up * sum(lags.values())
         promises = depth > 0 and saved * fmean(life.left for life in lives.values()) / (1 + depth) >= RETURN * reading
         if not promises:
-            depth = crew.probe(prices, cycle - self.asked, reading)
+            depth = company.probe(prices, cycle - self.asked, reading)
             self.asked = cycle if depth else self.asked
         return {number: min(cap, depth) for number, (_, cap) in rates.items() if depth}, promises

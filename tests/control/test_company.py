@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from outrider.control.company import Bounds, Company, Together
 from outrider.control.cost import PassCost
-from outrider.control.crew import Bounds, Crew, Together
 from outrider.control.depth import Control
 from outrider.control.life import Life
 from outrider.control.objective import Throughput
@@ -21,8 +21,8 @@ CARD = {1: 4.3e-3, 2: 4.4e-3, 4: 4.5e-3, 8: 4.7e-3, 16: 4.8e-3, 32: 5.3e-3, 64: 
 LEVEL = 0.3e-3
 
 
-def crew_of(rates: list[float], cap: int = 8, others: int = 0, width: int = 1, nodes: int = 8) -> Crew:
-    return Crew({n: (rate, cap) for n, rate in enumerate(rates)}, len(rates) + others, Bounds(width, nodes, 4096))
+def company_of(rates: list[float], cap: int = 8, others: int = 0, width: int = 1, nodes: int = 8) -> Company:
+    return Company({n: (rate, cap) for n, rate in enumerate(rates)}, len(rates) + others, Bounds(width, nodes, 4096))
 
 
 def by_hand(rates: list[float], depth: int, others: int = 0) -> float:
@@ -36,7 +36,7 @@ def by_hand(rates: list[float], depth: int, others: int = 0) -> float:
 @pytest.mark.parametrize("others", [0, 5])
 def test_the_depth_is_the_best_of_all_for_everyone(rates: list[float], others: int) -> None:
     prices = Prices(PassCost(CARD))
-    found, saved = crew_of(rates, others=others).best(prices, Throughput())
+    found, saved = company_of(rates, others=others).best(prices, Throughput())
     assert (saved > 0) == (found > 0)
     speeds = [by_hand(rates, depth, others) for depth in range(9)]
     best = max(range(9), key=lambda depth: speeds[depth])
@@ -44,14 +44,14 @@ def test_the_depth_is_the_best_of_all_for_everyone(rates: list[float], others: i
 
 
 def test_one_likely_guess_does_not_make_seven_others_pay() -> None:
-    """Its own rows would pay for themselves, those of a whole crew do not."""
+    """Its own rows would pay for themselves, those of a whole company do not."""
     prices = Prices(PassCost(CARD))
     for levels in range(1, 9):
         prices.aloft.drafting[False].learn(levels, LEVEL * levels)
     prices.flies = True
     prices.at(8, 8 * 256)
-    assert crew_of([0.75]).best(prices, Throughput())[0] > 0
-    assert crew_of([0.75] + [0.02] * 7, width=4, nodes=31).best(prices, Throughput())[0] == 0
+    assert company_of([0.75]).best(prices, Throughput())[0] > 0
+    assert company_of([0.75] + [0.02] * 7, width=4, nodes=31).best(prices, Throughput())[0] == 0
 
 
 def world(rate: float, count: int, cycles: int, width: int = 4) -> tuple[float, set[int]]:
@@ -94,12 +94,12 @@ def test_it_is_never_slower_and_all_guess_or_none(count: int, rate: float, least
 @pytest.mark.parametrize("most_rows", [256, 512])
 def test_a_tree_is_priced_with_the_rows_that_fly(count: int, most_rows: int) -> None:
     for width in (1, 4, 8):
-        crew = Crew({0: (0.8, 16)}, count, Bounds(width, 31, most_rows))
-        for depth in range(1, crew.most + 1):
-            rows = count * (1 + crew.bounds.nodes_of(depth, count))
+        company = Company({0: (0.8, 16)}, count, Bounds(width, 31, most_rows))
+        for depth in range(1, company.most + 1):
+            rows = count * (1 + company.bounds.nodes_of(depth, count))
             assert count * (depth + 1) <= rows <= most_rows
             assert width > 1 or rows == count * (depth + 1)
-    assert Crew({0: (0.8, 16)}, 300, Bounds(4, 31, 256)).best(Prices(PassCost(CARD)), Throughput()) == (0, 0.0)
+    assert Company({0: (0.8, 16)}, 300, Bounds(4, 31, 256)).best(Prices(PassCost(CARD)), Throughput()) == (0, 0.0)
 
 
 def test_reading_is_tried_by_one_and_then_weighed_for_all() -> None:
