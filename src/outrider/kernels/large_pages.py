@@ -17,7 +17,7 @@ class LargePages:
     """Tensors one behind another in blocks for which the system was asked for large pages.
 
     A pass of a small model reads a hundred megabytes, in pages of 4 KiB 24,000 of them, more than a processor keeps
-    addresses of; so looking them up took a quarter of its time, and more or less of it by where the pages happened to
+    addresses of; so looking them up took a fifth of its time, and more or less of it by where the pages happened to
     lie (docs/measurements.md). Matrices of a layer are smaller than a large page, hence blocks.
     """
 
