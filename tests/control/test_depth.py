@@ -56,6 +56,32 @@ def test_what_a_cycle_takes_is_told_from_what_was_known_before_it() -> None:
     assert [control.learn(in_flight).seconds_expected for _ in range(2)] == pytest.approx([10e-3, 14e-3], rel=0.01)
 
 
+def test_a_plain_pass_behind_guesses_is_no_price_of_plain_decoding() -> None:
+    """It takes twice as long here, every time: that is the price of coming back, and so of a guess that is alone."""
+    control = Control(PassCost(FLAT), depth=None, width=1)
+    plain, guess = RequestCycle(0, 0, 0, 1), RequestCycle(0, 1, 1, 1, asked=True)
+    for _ in range(100):
+        control.learn(Record(2, 0, (guess,), 1e-3, 10.2e-3, 0, 12e-3))
+        behind = control.learn(Record(1, 0, (plain,), 0, 20e-3, 0, 20e-3))
+    assert control.cost.seconds(1) == pytest.approx(10e-3)
+    assert control.prices.around.returning == pytest.approx(10e-3, rel=0.01)
+    assert behind.seconds_expected == pytest.approx(20e-3, rel=0.01)
+    settled = control.learn(Record(1, 0, (plain,), 0, 20e-3, 0, 20e-3))
+    assert settled.seconds_expected == pytest.approx(10e-3)
+    assert control.cost.seconds(1) > 10.1e-3
+
+
+def test_now_and_then_two_cycles_in_a_row_are_plain() -> None:
+    control = Control(PassCost(FLAT), depth=4, width=1)
+    request = Request(0, (1,), SamplingParams(), 0, limit=10**6)
+    silent = []
+    for number in range(192):
+        if not control.budget([request]):
+            silent.append(number)
+        control.learn(Record(5, 0, (RequestCycle(0, 4, 4, 5),), 0, 10.6e-3, 0, 10.6e-3))
+    assert silent == [62, 63, 126, 127, 190, 191]
+
+
 @pytest.mark.parametrize(
     ("table", "rate", "draft_level", "least"),
     [

@@ -35,8 +35,9 @@ SUREST = 0.95
 """No guess is surer than this."""
 FAINT = 0.02
 """Levels that are reached less often than this are not weighed."""
-REMINDER = 32
-"""Of so many cycles one is plain, so that its price is known: what is always avoided seems ever dearer, or cheaper."""
+REMINDER = 64
+"""Of so many cycles two in a row are plain, so that the price of the second is known: what is always avoided seems ever
+dearer, or cheaper, and the first behind a guess takes longer than plain decoding does."""
 AWAKE, DROWSY = 16, 8
 """Where nothing was promised in so many cycles, requests are looked at only every so many at most."""
 FREE = 1.02
@@ -104,7 +105,7 @@ class Control:
         count = len(requests)
         if not self.adaptive or self.extra_rows:
             return True
-        if self._cycle - self._promised > AWAKE and self._cycle % min(DROWSY, 2 * count):
+        if self._cycle - self._promised > AWAKE and self._cycle % min(DROWSY, 4 * count):
             return False
         self.prices.flies = False
         self.prices.at(count, sum(request.num_tokens for request in requests))
@@ -148,7 +149,7 @@ class Control:
         caps = self._meet(requests, grades)
         if not self.adaptive:
             return self._budgets(caps, grades)
-        if self._cycle % REMINDER == REMINDER - 1:
+        if self._cycle % REMINDER >= REMINDER - 2:
             return {}
         depths, speed = self._best(caps, grades, ranks)
         self._probe(caps, depths, grades, ranks)
@@ -196,6 +197,8 @@ class Control:
         token, count = self.prices.token, self.prices.count
         levels = self.prices.guesses({False: max(1.0, shape.levels)})
         rows = self.prices.rows(count + round(shape.nodes)) - self.prices.rows(count)
+        if self._cycle - self._promised > 1:  # it is alone, and plain decoding goes on behind it
+            levels += max(0.0, self.prices.around.returning)
         return (rows + levels) / token - shape.accepted, self._catch_up(request_id) / token
 
     def forget(self, request: Request) -> None:

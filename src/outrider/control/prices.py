@@ -13,7 +13,7 @@ from outrider.record import Record
 
 SMOOTH = 0.05
 """Weight of one new cycle in the means of what lies around a pass."""
-PARTS = ("planning", "settling", "judging")
+PARTS = ("planning", "settling", "judging", "returning")
 KINDS = {False: "ungraded", True: "graded"}
 OUTLIER = 2.0
 """What took longer than so many times the mean counts as that."""
@@ -27,12 +27,15 @@ class Around:
         drafting: of guesses without and with a grade; a cascade's graded ones come from its cheap drafter. planning,
             settling: what a cycle without guesses spends before and after its pass; plain decoding spends them for
             every token. judging: what one with guesses spends beyond that after its pass, on rows that are drawn.
+            returning: what a pass without guesses takes longer right behind a cycle with some, whose drafter has been
+            through the caches.
     """
 
     drafting: dict[bool, DraftCost] = field(default_factory=lambda: {False: DraftCost(), True: DraftCost()})
     planning: float = 0.0
     settling: float = 0.0
     judging: float = 0.0
+    returning: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         drafting = {KINDS[graded]: cost.to_json() for graded, cost in self.drafting.items()}
@@ -75,6 +78,7 @@ class Prices:
         self.lockstep, self.aloft = Around(), Around()
         self.flies = False
         self.learnt = 0
+        self._guessed = False
         self.count = 1
         self.context: float = CONTEXT
 
@@ -153,15 +157,22 @@ class Prices:
             self._learn_aloft(record, deepest, lag)
             return expected
         around = self.lockstep
+        returns = self._guessed and not deepest
         drafting = around.guesses(deepest) + lag * around.drafting[False].catch_up
-        expected = self.rows(record.rows) + around.always + drafting
-        self._learn_lockstep(record, deepest, lag)
+        expected = self.rows(record.rows) + around.always + drafting + returns * around.returning
+        self._learn_lockstep(record, deepest, lag, returns)
+        self._guessed = bool(deepest)
         return expected if record.cycles and not record.prefill_rows else None
 
-    def _learn_lockstep(self, record: Record, deepest: Mapping[bool, int], lag: int) -> None:
+    def _learn_lockstep(self, record: Record, deepest: Mapping[bool, int], lag: int, returns: bool) -> None:
+        """returns: without guesses, right behind a cycle with some; that is not what plain decoding takes."""
         around = self.lockstep
         if not record.prefill_rows:
-            self.cost.learn_pass(record.rows, record.seconds_verify, self.count, self.context)
+            if returns:
+                beyond = record.seconds_verify - self.rows(record.rows)
+                around.returning += SMOOTH * (min(beyond, self.rows(record.rows)) - around.returning)
+            else:
+                self.cost.learn_pass(record.rows, record.seconds_verify, self.count, self.context)
             if not deepest:
                 around.planning = _mean(around.planning, record.seconds_draft)
                 around.settling = _mean(around.settling, record.seconds_sample)

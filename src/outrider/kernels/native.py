@@ -14,6 +14,7 @@ from outrider.errors import KernelError
 from outrider.kernels.base import KeyIndex
 from outrider.kernels.build import build
 from outrider.kernels.graph_pool import SharesGraphs
+from outrider.kernels.large_pages import LargePages
 from outrider.kernels.packing import GROUP, pack_floats, pack_q4, pack_q8, pack_rows
 from outrider.kernels.program import Batch, NativeProgram, Op, make_batch, run
 from outrider.kernels.tree import PlainTreeVerbs
@@ -36,7 +37,7 @@ class NativeLinear:
         self.out_features, self.in_features = shape
         self.nbytes = packed.nbytes + (0 if bias is None else bias.nbytes)
         self._kernels = kernels
-        self._packed = packed
+        self._packed = kernels.memory.keep(packed)
         self._bias = bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -95,6 +96,7 @@ class NativeKernels(PlainTreeVerbs, SharesGraphs):
         self.threads = threads
         self.path: str = library.outrider_path().decode()
         """Instruction set: "avx512", "avx2" or "portable"."""
+        self.memory = LargePages()
         self._library = library
         self._program: NativeProgram | None = None
 
