@@ -122,9 +122,7 @@ class Control:
         return budgets
 
     def outlined(self, requests: Sequence[Request]) -> dict[int, Budget]:
-        """As `budget`, for cycles in flight, whose trees have one shape before they grow: all guess, or nobody does,
-        and no node stops at its price.
-        """
+        """As `budget`, for cycles in flight, whose trees have one shape: all guess or none, and no node has a price."""
         self.prices.flies = True
         caps = self._meet(requests, MappingProxyType({}))
         if not self.adaptive:
