@@ -37,7 +37,8 @@ class NativeLinear:
         self.out_features, self.in_features = shape
         self.nbytes = packed.nbytes + (0 if bias is None else bias.nbytes)
         self._kernels = kernels
-        self._packed = kernels.memory.keep(packed)
+        # Floats are made of a module's, whose memory they take over one by one: elsewhere both would be there at once.
+        self._packed = kernels.memory.keep(packed) if kind in ("q4", "q8") else packed
         self._bias = bias
 
     def __call__(self, x: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:

@@ -7,8 +7,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from outrider.errors import CapacityError, OutriderError
 from outrider.measure.bench import PLAIN, Figures, bench, blocks_of
 from outrider.measure.contenders import Contender, fixed, ours
@@ -76,6 +74,8 @@ def _opened(
     open_llm: Open, plain: Any, rows: Sequence[Row], describe: Callable[[str, Any], None], stack: ExitStack
 ) -> Iterator[tuple[Row, Any]]:
     """Each row with its engine, one a drafter, open as long as the stack is; "auto" is told by its name."""
+    import torch
+
     engines: dict[str, Any] = {}
     for row in rows:
         drafter = row.variant.drafter
