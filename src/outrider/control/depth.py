@@ -116,7 +116,7 @@ class Control:
     ) -> dict[int, Budget]:
         """Budgets by request id for the requests that decode in this pass; `grades` as the drafter gave them."""
         self.prices.flies = False
-        budgets = self._guesses(requests, grades, self.ranks) if self.depth else {}
+        budgets = self._guesses(requests, grades) if self.depth else {}
         if self.extra_rows and self.depth:
             self._spare(requests, budgets)
         return budgets
@@ -143,18 +143,18 @@ class Control:
                 self.purses.begin(request.id)
         return {request.id: self._cap(request, grades.get(request.id)) for request in requests}
 
-    def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None], ranks: bool) -> dict[int, Budget]:
+    def _guesses(self, requests: Sequence[Request], grades: Mapping[int, int | None]) -> dict[int, Budget]:
         caps = self._meet(requests, grades)
         if not self.adaptive:
             return self._budgets(caps, grades)
         if self._cycle % REMINDER >= REMINDER - 2:
             return {}
-        depths, speed = self._best(caps, grades, ranks)
-        self._probe(caps, depths, grades, ranks)
+        depths, speed = self._best(caps, grades)
+        self._probe(caps, depths, grades)
         self._one_first(depths, grades)
         if not any(depths.values()):
             return {}
-        if not ranks:
+        if not self.ranks:
             return self._budgets(depths, grades)
         # What one more node of every tree would cost, in the tokens that the time is worth.
         count = len(caps)
@@ -248,17 +248,15 @@ class Control:
             return 0
         return self.depth if request.params.depth is None else min(self.depth, request.params.depth)
 
-    def _probe(
-        self, caps: dict[int, int], depths: dict[int, int], grades: Mapping[int, int | None], ranks: bool
-    ) -> None:
+    def _probe(self, caps: dict[int, int], depths: dict[int, int], grades: Mapping[int, int | None]) -> None:
         """Let requests that decode plainly guess once in a while, as often and as deep as the share allows."""
-        rows, siblings = len(caps), 1 if ranks else self.width
+        rows, siblings = len(caps), 1 if self.ranks else self.width
         plain = self.prices.cycle(rows)
         for request_id, cap in caps.items():
             graded = grades.get(request_id) is not None
             if not cap:
                 continue
-            if ranks and not graded:
+            if self.ranks and not graded:
                 depths[request_id] = cap * self._affords(request_id, bool(depths[request_id]))
                 continue
             if depths[request_id]:
@@ -298,23 +296,21 @@ class Control:
         life.invests = promises and -loss * life.left / (1 + accepted) >= RETURN * reading
         return life.invests or self.purses.affords(request_id, loss, reading)
 
-    def _best(
-        self, caps: dict[int, int], grades: Mapping[int, int | None], ranks: bool
-    ) -> tuple[dict[int, int], float]:
+    def _best(self, caps: dict[int, int], grades: Mapping[int, int | None]) -> tuple[dict[int, int], float]:
         """Depths by request id, and the tokens per second that they promise."""
-        choices = [c for request_id, cap in caps.items() for c in self._choices(request_id, cap, grades, ranks)]
+        choices = [c for request_id, cap in caps.items() for c in self._choices(request_id, cap, grades)]
         taken, speed = best(choices, len(caps), self.prices, self.objective)
         if taken:
             self._promised = self._cycle
         return dict.fromkeys(caps, 0) | {choice.request_id: choice.depth for choice in taken}, speed
 
-    def _choices(self, request_id: int, cap: int, grades: Mapping[int, int | None], ranks: bool) -> list[Choice]:
+    def _choices(self, request_id: int, cap: int, grades: Mapping[int, int | None]) -> list[Choice]:
         """Level by level, or, where the drafter shapes its trees itself, all or nothing."""
         grade = grades.get(request_id)
-        if ranks and grade is None and cap:
+        if self.ranks and grade is None and cap:
             shape = self.shapes.of(request_id, self._lives[request_id].heat)
             return [Choice(request_id, shape.accepted, shape.nodes, shape.levels, cap, False)]
         rate, graded = self.acceptance.rate(request_id, grade), grade is not None
-        rows = 1 if ranks else self.width  # a ranking drafter adds siblings only where each pays for itself
+        rows = 1 if self.ranks else self.width  # a ranking drafter adds siblings only where each pays for itself
         chances = itertools.takewhile(lambda chance: chance > FAINT, (rate**level for level in range(1, cap + 1)))
         return [Choice(request_id, chance, rows, at, at, graded) for at, chance in enumerate(chances, start=1)]
